@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import kafka
 import kafka.errors as Errors
@@ -52,6 +53,7 @@ from tolerant_client.errors import (
     text_of,
 )
 from tolerant_client.mirror.batches.gaps import Gap
+from tolerant_client.mirror.engine import circles
 from tolerant_client.mirror.engine.identical.fill import MarkerFiller, TransactionFiller
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
@@ -1254,8 +1256,12 @@ def test_a_promotion_of_a_translated_link_that_was_promoted_says_so_though_its_c
     assert "1 committed record of" in run(source, target, promote, topic).left_behind
 
 
-def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(source: str, target: str) -> None:
+def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic, link = "life-lost", "lost"
+    reads = Mock(side_effect=read_controls)
+    monkeypatch.setattr(circles, "read_controls", reads)
     create_topic(source, topic, 1)
     append_records(source, topic, 100)
     mirror(source, target, topic, link)
@@ -1267,6 +1273,7 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(sou
         match=r"is the original: link lost, .* failback --source \S+ --target \S+ --link lost-back:",
     ):
         prepare(target, source, topic, "lost-back")
+    assert reads.call_count == 1, "a start asks once who copies the other way"
     report = run(target, source, failback, "lost-back", topic)
     (found,) = report.partitions
     assert report.exit_code == 3 and not report.is_done
@@ -1280,7 +1287,9 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(sou
         mirror(target, source, topic, "lost-back")
     report = run(target, source, failback, "lost-back", topic, discards=True)
     assert report.is_done and report.deleted_topics == (topic,)
+    reads.reset_mock()
     mirror(target, source, topic, "lost-back")
+    assert reads.call_count == 1
     assert compare(target, source, topic).identical
 
 

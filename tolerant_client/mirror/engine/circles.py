@@ -30,19 +30,27 @@ async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
         )
 
 
-async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], link: str) -> tuple[str, ...]:
+async def links_into(source: Cluster) -> Controls | None:
+    """The controls of the links that copy to our source, or have done so; None if we may not read them."""
+    try:
+        return await read_controls(source.by_own_names())
+    except MAY_NOT:
+        return None
+
+
+async def refuse_circle(
+    source: Cluster, target: Cluster, topics: Collection[str], link: str, controls: Controls | None
+) -> tuple[str, ...]:
     """Raises OptionError where a live link copies some of these topics (the source's names) from our target to our source.
 
-    A link lives until it is promoted, and its processes are fenced.  Returns a warning if we may not read the source's control
-    topic.
+    A link lives until it is promoted, and its processes are fenced.  `controls` are links_into the source; returns a warning
+    without them.
     """
     there = await target.cluster_id()
     if there is None:
         return ()
     source = source.by_own_names()
-    try:
-        controls = await read_controls(source)
-    except MAY_NOT:
+    if controls is None:
         return (
             f"whether link {link} runs in a circle cannot be seen: we may not read {CONTROL_TOPIC} of the source; grant the"
             " mirror Read and Describe on it, even if it does not exist yet",
@@ -51,7 +59,7 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
     if may_copy and topics:
         why = hindrance(may_copy[0], min(topics), source)
         raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
-    for other, control in _from_cluster(controls, there):
+    for other, control in links_back(controls, there):
         late = {p.topic for p in control.unfenced}
         both = _in_both(control, [name for name in topics if name in late or not late])
         is_unknown = control.is_of_unknown_source
@@ -81,16 +89,11 @@ async def refuse_circle(source: Cluster, target: Cluster, topics: Collection[str
     return ()
 
 
-async def undone_by(source: Cluster, topics: Collection[str]) -> dict[str, int] | None:
+def undone_by(controls: Controls, topics: Collection[str]) -> dict[str, int]:
     """The promoted links that have copied some of these topics (the source's names) to our source, and their generations.
 
-    Their clients are there, and come to our target once it is the primary.  None if we may not read who they are.
+    Their clients are there, and come to our target once it is the primary.  `controls` are links_into the source.  Pure.
     """
-    source = source.by_own_names()
-    try:
-        controls = await read_controls(source)
-    except MAY_NOT:
-        return None
     return {
         link: control.generation
         for link, control in controls.links.items()
@@ -100,20 +103,17 @@ async def undone_by(source: Cluster, topics: Collection[str]) -> dict[str, int] 
 
 async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -> str:
     """Which live link copies some of these topics (the source's names) from our target to our source; "" if none is seen."""
-    for other, control in await links_back(source, target):
+    for other, control in links_back(await links_into(source), await target.cluster_id()):
         if not control.is_over and (both := _in_both(control, topics)):
             return f"link {other} copies topic {both} from this target to this source"
     return ""
 
 
-async def links_back(source: Cluster, target: Cluster) -> list[tuple[str, LinkControl]]:
-    """The links that copy from our target to our source, or have done so, as far as is known; none if we may not read that."""
-    there = await target.cluster_id()
-    try:
-        controls = await read_controls(source)
-    except MAY_NOT:
+def links_back(controls: Controls | None, target_id: str | None) -> list[tuple[str, LinkControl]]:
+    """The links that copy from our target to our source (links_into), or have done so, as far as is known.  Pure."""
+    if controls is None or target_id is None:
         return []
-    return [] if there is None else _from_cluster(controls, there)
+    return [(name, c) for name, c in controls.links.items() if c.may_copy_from(target_id) and c.topics]
 
 
 def is_original(
@@ -131,11 +131,6 @@ def is_original(
         f"run tolerant-kafka failback {link_options(link, target, source)}: it compares both logs, names what only the target has, and"
         " prepares this link to copy back what the target lacks"
     )
-
-
-def _from_cluster(controls: Controls, cluster_id: str) -> list[tuple[str, LinkControl]]:
-    """The links that copy from a cluster, or have done so, as far as is known."""
-    return [(name, c) for name, c in controls.links.items() if c.may_copy_from(cluster_id) and c.topics]
 
 
 async def _copies_already(target: Cluster, link: str) -> bool:

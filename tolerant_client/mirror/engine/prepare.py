@@ -23,7 +23,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster, undone_by
+from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster, undone_by
 from tolerant_client.mirror.engine.former_copies import FormerCopies, former_copies
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.preflight import (
@@ -36,6 +36,7 @@ from tolerant_client.mirror.engine.preflight import (
 from tolerant_client.mirror.engine.time_range import ends_at, require_all_led, starts_of_range
 from tolerant_client.mirror.engine.translated.copied_before import find_copied, warn_of_unmapped
 from tolerant_client.mirror.engine.translated.foresight import foresee
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
 from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED
 from tolerant_client.mirror.state.health import names as names_of
@@ -264,7 +265,7 @@ async def prepare_link(
     TargetDivergedError, and DataLossError if the policy is to fail.  Nothing was written then, unless a cluster became
     unreachable, or the target refused to create a topic.
     """
-    planned, control = await _check_link(
+    planned, control, into_source = await _check_link(
         source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=not is_translated
     )
     names = [topic.name for topic in planned.topics.copied]
@@ -302,9 +303,11 @@ async def prepare_link(
             there = list(partitions_of((*planned.topics.existing, *planned.topics.grow)))
             former = await former_copies(target, planned.alone, there, producer_id)
         if not goes_on:
-            await _refuse_differences(source, target, planned, producer_id, Ledger(target, link), policy, control)
+            ledger = Ledger(target, link)
+            await _refuse_differences(source, target, planned, producer_id, ledger, policy, control, into_source)
 
-    undone = None if is_translated else await undone_by(source, [source.wire_topic(name) for name in names])
+    wire = [source.wire_topic(name) for name in names]
+    undone = None if is_translated or into_source is None else undone_by(into_source, wire)
 
     def forget(now: LinkControl) -> LinkControl:
         now = now.without(planned.deleted, control)
@@ -319,17 +322,8 @@ async def prepare_link(
             replace(now, begun={p: of for p, of in now.begun.items() if p.topic not in names}) if is_translated else now
         )
 
-    warning = await write_down(
-        source,
-        target,
-        link,
-        LinkTopics.of(topics),
-        producer_id,
-        starts,
-        ids,
-        map_id,
-        forget,
-    )
+    written = producer_id, starts, ids, map_id
+    warning = await write_down(source, target, link, LinkTopics.of(topics), *written, forget)
     made = await make_topics(target, planned)
     if not goes_on:
         made.require_all(but=left_out)
@@ -379,8 +373,8 @@ async def _check_link(
     goes_on: bool,
     has_start: bool,
     is_identical: bool,
-) -> tuple[PlannedLink, LinkControl]:
-    """The plan of a link that may start, at a time if it `has_start`, and its control; writes nothing."""
+) -> tuple[PlannedLink, LinkControl, Controls | None]:
+    """The plan of a link that may start, at a time if it `has_start`, its control, and links_into its source; writes nothing."""
     control = await read_control(target, link)
     if control.is_hidden:
         raise OrdersHiddenError(f"Link {link} does not start, since {UNKNOWN_ORDERS}: {HIDDEN}")
@@ -399,12 +393,12 @@ async def _check_link(
         others.require_none()
     planned = without_topics(planned, others.refused)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
-    unseen = await refuse_circle(source, target, copied, link)
+    into_source = await links_into(source)
+    unseen = await refuse_circle(source, target, copied, link, into_source)
     if has_start:
         require_all_led(planned.waiting)
-    return replace(
-        planned, topics=replace(planned.topics, warnings=(*planned.warnings, *others.warnings, *unseen))
-    ), control
+    warnings = (*planned.warnings, *others.warnings, *unseen)
+    return replace(planned, topics=replace(planned.topics, warnings=warnings)), control, into_source
 
 
 async def _refuse_differences(
@@ -415,6 +409,7 @@ async def _refuse_differences(
     ledger: Ledger,
     policy: MirrorPolicy,
     control: LinkControl,
+    into_source: Controls | None,
 ) -> None:
     topics = (*planned.topics.existing, *planned.topics.grow)
     there = await target.partitions(topic.name for topic in topics)
@@ -425,9 +420,8 @@ async def _refuse_differences(
         return
 
     async def check() -> None:
-        states = await read_append_states(
-            source, target, partitions, producer_id, ledger, control=control, at_high_watermark=True
-        )
+        asked = source, target, partitions, producer_id, ledger
+        states = await read_append_states(*asked, control=control, into_source=into_source, at_high_watermark=True)
         for partition in partitions:
             state = states.get(partition)
             if isinstance(state, TolerantClientError):

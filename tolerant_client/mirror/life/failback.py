@@ -37,7 +37,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.engine.preflight import look_for_others
 from tolerant_client.mirror.life.failback_decision import Compared, begun, decide, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
@@ -120,7 +120,8 @@ async def failback(
     view = await see_topics(source, target, chosen)
     view.require_seen(link)
     names = sorted(view.on_source) or select_topics(chosen, await source.partitions())
-    for unseen in await refuse_circle(source, target, [source.wire_topic(name) for name in names], link):
+    wire = [source.wire_topic(name) for name in names]
+    for unseen in await refuse_circle(source, target, wire, link, await links_into(source)):
         raise OptionError(unseen)  # the forward link must be promoted, and we must know it
     forward = await _forward_links(source, target)
     await _refuse_translated(source, names, forward)

@@ -14,7 +14,7 @@ from tolerant_client.cluster.admin.topics import READ, WRITE, not_allowed
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import DataLossError, LinkPromotedError, OptionError, TolerantClientError, text_of
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.circles import refuse_circle
+from tolerant_client.mirror.engine.circles import links_into, refuse_circle
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
 from tolerant_client.mirror.engine.prepare import PlannedLink, partitions_of, plan_link, without_lost, without_topics
@@ -174,8 +174,9 @@ async def plan_everything(
     try:
         control.require_not_promoted(link, target, source)
         await require_kind(target, link, control, is_translated=is_translated)
-        lost = await lost_map(target, link, control) if is_translated else None
-        mapped = NO_MAP if lost else await mapped_topics(target, link, control, within_s=_MAP_S)
+        lost = await lost_map(target, link, control) if was_begun and is_translated else None
+        is_there = was_begun and lost is None
+        mapped = await mapped_topics(target, link, control, within_s=_MAP_S, is_there=True) if is_there else NO_MAP
         require_not_last(target, link, control, mapped.last)
     except (LinkPromotedError, LinkKindError) as error:
         return LinkPlan(link, "translated" if was_begun else "identical", refusals=(text_of(error),))
@@ -207,7 +208,7 @@ async def plan_everything(
         refusals += few(dict.fromkeys(others.values()))
         planned = without_topics(planned, others)  # the mirror does nothing with what others have
         copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
-        warnings += await refuse_circle(source, target, copied, link)
+        warnings += await refuse_circle(source, target, copied, link, await links_into(source))
     except OptionError as error:
         refusals.append(text_of(error))
     gone_there: list[TopicPartition] = []

@@ -21,7 +21,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LogOffsets, log_offsets
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.circles import refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.life.failback_decision import begun, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.shared_log import shared_partitions
@@ -261,7 +261,8 @@ async def take_over(
     await target.require_record_batches()
     await refuse_one_cluster(source, target)
     names = select_topics(topics, await source.partitions())
-    await refuse_circle(source, target, [source.wire_topic(name) for name in names], link)
+    wire = [source.wire_topic(name) for name in names]
+    await refuse_circle(source, target, wire, link, await links_into(source))
     control = await read_control(target, link)
     await require_not_forgotten(target, link, control)
     require_finished(control, link, target, source)

@@ -354,13 +354,16 @@ async def mapped_topics(
     patience_ms: int = 0,
     within_s: float | None = None,
     known: KnownMaps | None = None,
+    is_there: bool = False,
 ) -> MappedTopics:
     """The partitions in the map of a link, if it has one; no partition of the map waits for the leader of another one.
 
     `of`: those among these, for which less is read, or what is not `known` yet.  Waits `patience_ms` for missing leaders; partitions
-    that are not read `within_s` seconds, if given, stay unread.
+    that are not read `within_s` seconds, if given, stay unread.  `is_there`: has_map and lost_map have said that.
     """
-    if not await has_map(target, link, control) or await lost_map(target, link, control) is not None:
+    if not is_there:
+        is_there = await has_map(target, link, control) and await lost_map(target, link, control) is None
+    if not is_there:
         return NO_MAP
     parts: dict[TopicPartition, set[TopicPartition] | None] = {**_by_map_partition(link, of or ())}
     if of is None:

@@ -456,6 +456,7 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     responses: dict[str, Any] = {
         "refuse_one_cluster": None,
         "see_topics": view,
+        "links_into": None,
         "refuse_circle": (),
         "_forward_links": {},
         "_unled": {},

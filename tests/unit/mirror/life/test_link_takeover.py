@@ -119,8 +119,9 @@ def test_a_live_link_takes_over_nothing_and_one_that_is_over_may_change_its_kind
     monkeypatch: pytest.MonkeyPatch, control: LinkControl, offsets: str, refused: str
 ) -> None:
     cluster = Mock(connect=AsyncMock(), require_record_batches=AsyncMock(), partitions=AsyncMock())
-    nothing = {"refuse_one_cluster": None, "refuse_circle": (), "require_not_forgotten": None, "whether_mm2_runs": ()}
-    for name, value in {"read_control": control, "shared_partitions": [], **nothing}.items():
+    nothing = dict.fromkeys(("refuse_one_cluster", "links_into", "require_not_forgotten"))
+    empty = dict.fromkeys(("refuse_circle", "whether_mm2_runs", "shared_partitions"), ())
+    for name, value in {"read_control": control, **nothing, **empty}.items():
         monkeypatch.setattr(takeover, name, AsyncMock(return_value=value))
     for name in ("read_positions_of_mm2", "last_rows", "read_bounds"):
         monkeypatch.setattr(takeover, name, AsyncMock(return_value={}))

@@ -20,6 +20,7 @@ from tolerant_client.mirror.engine.translated.target_checks import Resumption
 from tolerant_client.mirror.life import plan_report
 from tolerant_client.mirror.life.comparison import PAUSED_AND_BLOCKED
 from tolerant_client.mirror.life.plan_report import LinkPlan
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED, kept_beyond
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -84,6 +85,7 @@ def planned_by(monkeypatch: pytest.MonkeyPatch, planned: PlannedLink, **more: An
         "see_topics": LinkView({}, {}, {}, {}),
         "beside_file": BesideFile(),
         "look_for_others": Others({}, (), frozenset()),
+        "links_into": Controls({}),
         "refuse_circle": (),
         "not_allowed": [],
         "find_held": [],
@@ -138,6 +140,7 @@ def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytes
     assert asked["_differences"][2] == [OWN], "the others' logs are not compared"
     assert asked["_besides"][-1] == {THEIRS, MADE}, "their configuration and groups stay as they are"
     assert asked["refuse_circle"][2] == ["own"], "as the mirror asks"
+    assert asked.keys().isdisjoint({"lost_map", "mapped_topics"}), "there is no map of which to ask more"
 
 
 def planned_own(end: int) -> PlannedLink:

@@ -21,7 +21,7 @@ from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.engine import circles, preflight, prepare
-from tolerant_client.mirror.engine.circles import link_back, refuse_circle
+from tolerant_client.mirror.engine.circles import link_back, links_into, refuse_circle
 from tolerant_client.mirror.engine.preflight import (
     copied_by_others,
     grown,
@@ -453,7 +453,8 @@ def others(keeper: Keeper, *names: str, link: str = "dr") -> tuple[str, ...]:
 def circle(source: Keeper, *names: str, own: LinkControl = LinkControl()) -> tuple[str, ...]:
     target = Keeper((b"dr", encode_control(own, 1)))
     source.is_by_own_names = False
-    course = refuse_circle(cast(Cluster, source), cast(Cluster, target), names, "dr")
+    into = outcome(links_into(cast(Cluster, source)))
+    course = refuse_circle(cast(Cluster, source), cast(Cluster, target), names, "dr", into)
     return cast("tuple[str, ...]", outcome(course))
 
 

@@ -44,7 +44,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.batches.losses import Loss
-from tolerant_client.mirror.engine.circles import is_original, links_back
+from tolerant_client.mirror.engine.circles import is_original, links_back, links_into
 from tolerant_client.mirror.engine.copied_by_mm2 import take_over_first
 from tolerant_client.mirror.engine.identical.difference import (
     Case,
@@ -60,6 +60,7 @@ from tolerant_client.mirror.engine.identical.difference import (
 )
 from tolerant_client.mirror.engine.identical.evidence import Evidence, Known, read_evidence, with_anew
 from tolerant_client.mirror.engine.identical.log_start import find_log_start
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -95,6 +96,7 @@ async def read_append_states(
     ids: Mapping[str, TopicIds] | None = None,
     mm2: KnownPositions | None = None,
     *,
+    into_source: Controls | None = None,
     at_high_watermark: bool = False,
 ) -> dict[TopicPartition, Found]:
     """Where each partition resumes, or why it cannot.
@@ -106,6 +108,7 @@ async def read_append_states(
     source is asked whether an election truncated some of that, whatever its records are now.
     `control` says what was adopted, what the link has begun and copied, and where empty logs should begin; `ids` are read_ids'.
     What it says of a former topic is read again, for which the ledger names the link.  `mm2` is what is known of MirrorMaker 2.
+    `into_source` are links_into the source, read if they are needed and not given.
     With `at_high_watermark` the logs are compared up to there, and no state may be appended to.
     """
     wanted = list(partitions)
@@ -139,7 +142,9 @@ async def read_append_states(
         rows = await ledger.rows(refresh=True) if ledger is not None else {}
         strange = [one.partition for one in differing if not one.is_begun]
         of_mm2 = await take_over_first(source, target, link, mm2 or KnownPositions(target), strange) if strange else {}
-        back = await links_back(source, target) if strange else []
+        if strange and into_source is None:
+            into_source = await links_into(source)
+        back = links_back(into_source, await target.cluster_id()) if strange else []
         for one in differing:
             case = one._replace(mm2=of_mm2.get(one.partition, ""))
             what = await explain(source, target, case, rows.get(one.partition, ()))

@@ -39,7 +39,7 @@ from tolerant_client.cluster.admin.transactions import transactional_producers
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
-from tolerant_client.mirror.engine.circles import links_back
+from tolerant_client.mirror.engine.circles import links_back, links_into
 from tolerant_client.mirror.engine.copied_by_mm2 import (
     Mm2Copy,
     copies_of_mm2,
@@ -101,7 +101,7 @@ async def origins(
 ) -> dict[TopicPartition, tuple[Origin, ...]]:
     """The links that have copied these partitions from our target to our source, as far as is known.  Raises KafkaError."""
     found: dict[TopicPartition, tuple[Origin, ...]] = {}
-    for link, control in await links_back(source, target):
+    for link, control in links_back(await links_into(source), await target.cluster_id()):
         theirs = [p for p in partitions if control.writes(source.wire_topic(p.topic))]
         mapped = NO_MAP
         if theirs and source.names is None:  # of renamed topics the map back would be of other ones
