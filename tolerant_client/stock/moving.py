@@ -151,6 +151,17 @@ def manager_of(client: Any) -> Any:
     return client._sender._client._manager if isinstance(client, kafka.KafkaProducer) else client._manager
 
 
+def topics_of(client_ref: Callable[[], Any]) -> set[str]:
+    """What a client is subscribed to, or assigned, or has written to, as far as it is made, and still there; from any thread."""
+    client = client_ref()
+    if isinstance(client, kafka.KafkaProducer):
+        return set(manager_of(client).cluster._topics) if hasattr(client, "_sender") else set()
+    subscription = getattr(client, "_subscription", None)
+    if subscription is None:
+        return set()
+    return set(subscription.subscription or ()) | {tp.topic for tp in list(subscription.assignment)}
+
+
 class Mover:
     """Moves one client, which it does not keep alive; `net` is the client's event loop."""
 
@@ -179,14 +190,8 @@ class Mover:
         return cluster_id
 
     def topics(self) -> set[str]:
-        """What the client is subscribed to, or assigned, or has written to; from any thread."""
-        client = self._client()
-        if isinstance(client, kafka.KafkaProducer):
-            return set(manager_of(client).cluster._topics)
-        subscription = getattr(client, "_subscription", None)
-        if subscription is None:
-            return set()
-        return set(subscription.subscription or ()) | {tp.topic for tp in list(subscription.assignment)}
+        """As topics_of."""
+        return topics_of(self._client)
 
     @property
     def group(self) -> str | None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent import futures
 from functools import partial
@@ -33,7 +34,7 @@ from tolerant_client.stock import clients, consumer, forking
 from tolerant_client.stock.client_metrics import register_held
 from tolerant_client.stock.connection_options import check_connection
 from tolerant_client.stock.manager import TolerantConnectionManager
-from tolerant_client.stock.moving import Destination, Mover
+from tolerant_client.stock.moving import Destination, Mover, topics_of
 
 if TYPE_CHECKING:
     from tolerant_client.mirror.standby.link_watch import LinkWatch
@@ -143,7 +144,7 @@ class Follower:
         if (client := self._mover.client) is not None:
             from tolerant_client.mirror.standby.way_back import WayBack
 
-            back = WayBack(self._own, link, control)
+            back = WayBack(self._own, link, control, self._mover.topics)
             back.start()
             client._follow(back, Follower(self._mover, self._to, self._own))
 
@@ -230,7 +231,8 @@ class Following(clients.Recovering):
         """Begins at the standby, or at the client's own cluster if a way back is promoted; returns what it follows from there."""
         from tolerant_client.mirror.standby.way_back import WayBack
 
-        back = WayBack(own, link, control)
+        topics = partial(topics_of, weakref.ref(self))
+        back = WayBack(own, link, control, topics)
         try:
             try:
                 home = _told(back.start(), FIRST_WORD_S)
@@ -245,7 +247,7 @@ class Following(clients.Recovering):
             back.close()
             raise
         back.close()
-        again = WayBack(to, back.link, home)
+        again = WayBack(to, back.link, home, topics)
         again.start()
         return again, Follower(Mover(self), own, to)
 

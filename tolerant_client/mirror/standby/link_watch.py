@@ -38,7 +38,7 @@ from tolerant_client.cluster.event_loop import Future, NetworkSelector
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.standby.copy_watch import CopyWatch
-from tolerant_client.mirror.state.control_topic import ControlWatch, control_topic, read_controls
+from tolerant_client.mirror.state.control_topic import ControlWatch, read_controls
 from tolerant_client.mirror.state.link_control import LinkControl, listed
 from tolerant_client.mirror.state.link_topics import some
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -91,6 +91,7 @@ class LinkWatch:
         self._net = NetworkSelector(slow_task_threshold_secs=0)  # a slow resolver holds up nobody else here
         self.cluster = Cluster(standby, self._net, name=name, patience_ms=patience_ms)
         self._control = NewestControl(self.cluster, link)
+        self._unknown_link = ""  # what to say of a link that the standby does not know
         self.link = link
         self._patience_ms = patience_ms
         self._told: set[str] = set()  # reasons why nothing is known
@@ -119,11 +120,6 @@ class LinkWatch:
     def follow(self, follower: Follower) -> None:
         """Tells `follower` from now on."""
         self._follower.set_result(follower)
-
-    @property
-    def follower(self) -> Follower | None:
-        """Who is told, None before there is one."""
-        return self._follower.result() if self._follower.done() else None
 
     def close(self) -> None:
         """Ends the thread and the connections to the standby, without waiting for them; from any thread."""
@@ -197,15 +193,20 @@ class LinkWatch:
         await self.cluster.connect(self._patience_ms)
         control = await self._control.refresh()
         if control.is_unwritten:
-            others = sorted(
-                name for name, known in (await read_controls(self.cluster)).links.items() if not known.is_unwritten
-            )
-            has = f"its links are {some(others)}" if others else "it has no link"
-            raise OptionError(
-                f"{self.standby[0].upper()}{self.standby[1:]} knows no link {self.link}; {has}: check link, and that standby is the link's"
-                " target, or start its mirror first"
-            )
+            self._unknown_link = self._unknown_link or await self._say_unknown()
+            raise OptionError(self._unknown_link)
+        self._unknown_link = ""
         return self.require_followed(control)
+
+    async def _say_unknown(self) -> str:
+        others = sorted(
+            name for name, known in (await read_controls(self.cluster)).links.items() if not known.is_unwritten
+        )
+        has = f"its links are {some(others)}" if others else "it has no link"
+        return (
+            f"{self.standby[0].upper()}{self.standby[1:]} knows no link {self.link}; {has}: check link, and that standby is the link's"
+            " target, or start its mirror first"
+        )
 
     def require_followed(self, control: LinkControl) -> LinkControl:
         """The control of a link that clients can follow; else raises OptionError."""
@@ -276,7 +277,7 @@ class LinkWatch:
 
     async def _changed(self) -> None:
         """Waits until the control topic has a new record, or WAIT_MS are over."""
-        await control_topic(self.cluster).fetch(self._control.position, max_wait_ms=WAIT_MS)
+        await self._control.changed(WAIT_MS)
 
 
 def _log_failure(error: BaseException) -> None:

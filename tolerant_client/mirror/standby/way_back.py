@@ -12,36 +12,60 @@ Laws:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import kafka.errors as Errors
 
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.standby.link_watch import WAIT_MS, LinkWatch
 from tolerant_client.mirror.state.control_record import controls_of
-from tolerant_client.mirror.state.control_topic import control_topic
+from tolerant_client.mirror.state.control_topic import ControlFollower
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.state_topic import StateTopic
 
 log = logging.getLogger(__name__)
 
 PAUSE: Final = Backoff(0.1, 10.0)
 
 
+class LinksBack(ControlFollower):
+    """The `links` into `cluster` that undo the promotion of `left_by`, of which `left` was the control, or a later one."""
+
+    def __init__(self, cluster: Cluster, left_by: str, left: LinkControl) -> None:
+        super().__init__(cluster)
+        self._left_by, self._generation = left_by, left.generation
+        self.links: dict[str, LinkControl] = {}
+
+    def _forget(self) -> None:
+        self.links = {}
+
+    async def _take(self, topic: StateTopic, end: int) -> None:
+        found = controls_of(await topic.records(0, end), None).links
+        self.links = {
+            link: control
+            for link, control in found.items()
+            if self._generation <= control.undoes.get(self._left_by, -1)
+        }
+
+
 class WayBack(LinkWatch):
     """The link into the cluster that `home` (kafka-python's keys) connects to which undoes the promotion of `left_by`.
 
-    `left` is the control of that link.  `link` is the way back, as soon as there is one.
+    `left` is the control of that link, and `topics` says those of the client, none before it is made; called in the watch's thread.
+    `link` is the way back, as soon as there is one.
     """
 
     pause = PAUSE
 
-    def __init__(self, home: Mapping[str, Any], left_by: str, left: LinkControl) -> None:
+    def __init__(
+        self, home: Mapping[str, Any], left_by: str, left: LinkControl, topics: Callable[[], set[str]]
+    ) -> None:
         super().__init__(home, left_by, name="cluster that the client has left")
-        self._left_by, self._left = left_by, left
-        self._links: dict[str, LinkControl] = {}
-        self._position, self._topic_id = 0, ""
+        self._left_by, self._left, self._topics = left_by, left, topics
+        self._back = LinksBack(self.cluster, left_by, left)
 
     @property
     def unknown(self) -> str:
@@ -51,40 +75,21 @@ class WayBack(LinkWatch):
     async def control(self) -> LinkControl:
         """The present control of the way back, an unwritten one if there is none yet; raises as LinkWatch does."""
         await self.cluster.connect(self._patience_ms)
-        await self._read()
-        if not self._links:
+        await self._back.follow()
+        if not (links := self._back.links):
             return LinkControl()
-        needed = set() if self.follower is None else self.follower.needs(self._left)
-        for link, control in sorted(self._links.items()):
+        needed = set(filter(self._left.writes, self._topics()))
+        for link, control in sorted(links.items()):
             if all(map(control.writes, needed)):
                 self.link = link
                 return self.require_followed(control)
         raise OptionError(
-            f"Links {', '.join(sorted(self._links))} copy back parts of what link {self._left_by} had copied, and none all topics of the"
+            f"Links {', '.join(sorted(links))} copy back parts of what link {self._left_by} had copied, and none all topics of the"
             f" client ({', '.join(sorted(needed))}): it does not follow them. Prepare one link back for all topics, or make a new client"
         )
 
-    async def _read(self) -> None:
-        topic = control_topic(self.cluster)
-        if not await topic.exists():
-            self._links, self._topic_id = {}, ""
-            return
-        end = await topic.end()
-        if (end, topic.id) == (self._position, self._topic_id):
-            return
-        found = controls_of(await topic.records(0, end), None).links
-        self._links = {
-            link: control
-            for link, control in found.items()
-            if self._left.generation <= control.undoes.get(self._left_by, -1)
-        }
-        self._position, self._topic_id = end, topic.id
-
     async def _changed(self) -> None:
-        if self._topic_id:
-            await control_topic(self.cluster).fetch(self._position, max_wait_ms=WAIT_MS)
-        else:
-            await self.cluster.net.sleep(WAIT_MS / 1000)
+        await self._back.changed(WAIT_MS)
 
     def _tell(self, error: Exception) -> None:
         if isinstance(error, OptionError | Errors.AuthorizationError):

@@ -10,6 +10,7 @@ Laws:
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -59,19 +60,55 @@ def orders_hidden() -> OrdersHiddenError:
     return OrdersHiddenError(_HIDDEN).advising(_READABLE)
 
 
-class ControlWatch:
+class ControlFollower(ABC):
+    """Follows the control topic of a cluster, which may be deleted and created again: everything before `position` was read."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.position = 0
+        self._is_there = False
+        self._topic_id = ""
+
+    async def follow(self) -> None:
+        """Reads what is new; two small requests if nothing is.  Raises KafkaError."""
+        topic = control_topic(self.cluster)
+        self._is_there = await topic.exists()
+        end = await topic.end() if self._is_there else 0
+        topic_id = topic.id if self._is_there else ""
+        if end < self.position or topic_id != self._topic_id:
+            self.position, self._topic_id = 0, topic_id
+            self._forget()
+        if end > self.position:
+            await self._take(topic, end)
+            self.position = end
+
+    async def changed(self, wait_ms: int) -> None:
+        """Waits until the topic has a new record, or `wait_ms` are over."""
+        if self._is_there:
+            await control_topic(self.cluster).fetch(self.position, max_wait_ms=wait_ms)
+        else:
+            await self.cluster.net.sleep(wait_ms / 1000)
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """The topic is gone, or another one."""
+
+    @abstractmethod
+    async def _take(self, topic: StateTopic, end: int) -> None:
+        """Reads the records up to `end`."""
+
+
+class ControlWatch(ControlFollower):
     """The control of one link as a running engine follows it: `value` was read last.
 
-    On the event loop of `target`.  A refresh costs two small requests if nothing is new.
+    On the event loop of `target`.
     """
 
     def __init__(self, target: Cluster, link: str) -> None:
+        super().__init__(target)
         self.value = LinkControl()
         self.is_read = False
         self.link = link
-        self._target = target
-        self.position = 0
-        self._topic_id = ""
         self.newest: Record | None = None  # the record that counts
         self._was_written = False
         self._reading: Future | None = None
@@ -108,29 +145,24 @@ class ControlWatch:
 
     async def require_not_promoted(self) -> None:
         """Reads the control; raises LinkPromotedError for a link that may not write any more."""
-        (await self.refresh()).require_not_promoted(self.link, self._target)
+        (await self.refresh()).require_not_promoted(self.link, self.cluster)
 
     async def _read(self) -> None:
         try:
-            topic = control_topic(self._target)
-            if await topic.exists():
-                await self._follow(topic)
-            else:  # what was read last still holds
-                self.position, self.newest, self._topic_id = 0, None, ""
+            await self.follow()
         except Errors.TopicAuthorizationFailedError as error:
             raise orders_hidden() from error
         self.is_read = True
 
-    async def _follow(self, topic: StateTopic) -> None:
-        end = await topic.end()
-        if end < self.position or topic.id != self._topic_id:
-            self.position, self.newest, self._topic_id = 0, None, topic.id  # the topic was created again
-        if end > self.position:
-            newest = newest_of(self.link, await topic.records(self.position, end), self.newest)
-            if newest is not None and newest is not self.newest:
-                self.value = self._as_of_our_life(_decoded(newest.value or b"", self.link, self._target))
-                self._was_written |= not self.value.is_unwritten
-            self.position, self.newest = end, newest
+    def _forget(self) -> None:
+        self.newest = None  # what was read last still holds
+
+    async def _take(self, topic: StateTopic, end: int) -> None:
+        newest = newest_of(self.link, await topic.records(self.position, end), self.newest)
+        if newest is not None and newest is not self.newest:
+            self.value = self._as_of_our_life(_decoded(newest.value or b"", self.link, self.cluster))
+            self._was_written |= not self.value.is_unwritten
+        self.newest = newest
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
         """A process that slept through a promotion and the start of the next generation belongs to the promoted generation."""

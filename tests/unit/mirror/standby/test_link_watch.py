@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -276,24 +277,40 @@ def test_topics_outside_the_link_are_told_once(caplog: pytest.LogCaptureFixture)
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["Link C-B does not copy x, y"]
 
 
-def control_of(control: LinkControl) -> LinkControl:
-    """What a watch makes of it."""
-
-    async def connect(patience_ms: int) -> None:
-        pass
-
-    async def refresh() -> LinkControl:
-        return control
-
+def watch_of(*controls: LinkControl) -> LinkWatch:
+    """A watch that reads these, one after the other."""
     watch: Any = SimpleNamespace(
-        cluster=SimpleNamespace(connect=connect),
+        cluster=SimpleNamespace(connect=AsyncMock()),
         standby="the standby at b:9092",
-        _control=SimpleNamespace(refresh=refresh),
+        _control=SimpleNamespace(refresh=AsyncMock(side_effect=controls)),
         link="A-B",
         _patience_ms=0,
+        _unknown_link="",
     )
     watch.require_followed = partial(LinkWatch.require_followed, watch)
-    return asyncio.run(LinkWatch.control(watch))
+    watch._say_unknown = partial(LinkWatch._say_unknown, watch)
+    return cast(LinkWatch, watch)
+
+
+def control_of(control: LinkControl) -> LinkControl:
+    """What a watch makes of it."""
+    return asyncio.run(LinkWatch.control(watch_of(control)))
+
+
+def test_the_links_that_there_are_instead_are_read_once_for_as_long_as_the_link_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads = AsyncMock(return_value=Controls({}))
+    monkeypatch.setattr(link_watch, "read_controls", reads)
+    known = LinkControl(topics=LinkTopics().to_json())
+    watch = watch_of(LinkControl(), LinkControl(), known, LinkControl())
+    for is_known in (False, False, True, False):
+        if is_known:
+            assert asyncio.run(LinkWatch.control(watch)) is known
+        else:
+            with pytest.raises(OptionError, match="knows no link A-B; it has no link"):
+                asyncio.run(LinkWatch.control(watch))
+    assert reads.await_count == 2
 
 
 def test_a_link_that_failback_has_prepared_is_followed_before_it_runs() -> None:

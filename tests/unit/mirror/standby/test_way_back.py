@@ -10,14 +10,16 @@ import kafka.errors as Errors
 import pytest
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.standby import way_back
 from tolerant_client.mirror.standby.way_back import WayBack
+from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import encode_control
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 
-LEFT = LinkControl(generation=2, is_promotion_begun=True, is_fenced=True)
+LEFT = LinkControl(
+    generation=2, is_promotion_begun=True, is_fenced=True, topics=LinkTopics(TopicFilter(("orders", "audit"))).to_json()
+)
 
 
 def back(*topics: str, undoes: dict[str, int], **said: Any) -> LinkControl:
@@ -28,41 +30,40 @@ class Home:
     """The control topic of the cluster that the client has left."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.log: list[Record] = []
         self.id = "one"
         self.is_there = True
         self.reads = 0
+        self.waited_at: list[int] = []
 
     def has(self, link: str, control: LinkControl) -> None:
-        self.records.append(Record(len(self.records), 0, link.encode(), encode_control(control, 0, len(self.records))))
+        self.log.append(Record(len(self.log), 0, link.encode(), encode_control(control, 0, len(self.log))))
 
     async def exists(self) -> bool:
         return self.is_there
 
     async def end(self) -> int:
-        return len(self.records)
+        return len(self.log)
 
-    async def records_of(self, start: int, end: int) -> list[Record]:
+    async def fetch(self, position: int, *, max_wait_ms: int) -> None:
+        self.waited_at.append(position)
+
+    async def records(self, start: int, end: int) -> list[Record]:
         self.reads += 1
-        return self.records[start:end]
+        return self.log[start:end]
 
 
 class Watched:
     """A way back of link A-B whose client needs these topics."""
 
     def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch, *needs: str) -> None:
-        topic: Any = Home.__new__(Home)
-        topic.exists, topic.end, topic.records = home.exists, home.end, home.records_of
-        type(topic).id = "one"
-        monkeypatch.setattr(way_back, "control_topic", lambda cluster: topic)
-        self.watch = WayBack({"bootstrap_servers": "127.0.0.1:1"}, "A-B", LEFT)
+        monkeypatch.setattr(control_topic, "control_topic", lambda cluster: home)
+        self.watch = WayBack({"bootstrap_servers": "127.0.0.1:1"}, "A-B", LEFT, lambda: set(needs))
 
         async def connect(patience_ms: int) -> None:
             pass
 
         monkeypatch.setattr(self.watch.cluster, "connect", connect)
-        follower: Any = type("Follower", (), {"needs": lambda _, control: set(needs)})()
-        self.watch.follow(follower)
 
     def control(self) -> LinkControl:
         return asyncio.run(self.watch.control())
@@ -79,7 +80,7 @@ def home() -> Home:
 
 @pytest.fixture
 def watched(home: Home, monkeypatch: pytest.MonkeyPatch) -> Any:
-    one = Watched(home, monkeypatch, "orders", "audit")
+    one = Watched(home, monkeypatch, "orders", "audit", "not of the link")
     yield one
     one.close()
 
@@ -102,6 +103,15 @@ def test_the_controls_are_read_again_only_if_there_is_a_new_record(home: Home, w
     assert home.reads == 1
     home.is_there = False
     assert watched.control().is_unwritten, "the topic was deleted"
+
+
+@pytest.mark.parametrize("topic_id", ["one", ""])  # "": of brokers before Kafka 2.8
+def test_one_request_waits_for_the_next_record(home: Home, watched: Watched, topic_id: str) -> None:
+    home.id = topic_id
+    home.has("B-A", back("orders", "audit", undoes={"A-B": 2}))
+    watched.control()
+    asyncio.run(watched.watch._changed())
+    assert home.waited_at == [1]
 
 
 def test_a_link_that_copies_back_a_part_is_not_followed(home: Home, watched: Watched) -> None:
