@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 from support.mirror_link import append_records, both, create_topic, delete_topic, failed_over, mirror, promoted
 from tolerant_client import KafkaConsumer, KafkaProducer
 from tolerant_client.mirror.life.failback import failback
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.stock.moving import manager_of
 from tolerant_client.tracker.events import Event, Moved
 
@@ -144,6 +145,48 @@ def test_a_client_that_is_made_begins_where_the_last_promotion_led(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert "does not follow" not in caplog.text
+
+
+def test_a_client_that_is_made_finds_the_last_of_more_promotions_whatever_their_links_are_called(
+    source: str, target: str, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(source, target, "way-back-renamed")
+    b = cluster_of(target)
+    pair.to_b()
+    pair.prepares(target, source, pair.back)
+    pair.to_a()
+    again = f"{pair.topic}-again"
+    pair.prepares(source, target, again)
+    mirror(source, target, pair.topic, again)
+    promoted(source, target, again)
+    caplog.clear()
+    assert is_at(stack.enter_context(KafkaProducer(**pair.options())), b)
+    time.sleep(1)
+    assert [record.getMessage().partition(" from ")[0] for record in caplog.records] == [f"Link {again}"], (
+        "or it has moved"
+    )
+
+
+def test_a_link_whose_control_was_lost_leads_there_as_before_and_nobody_to_and_fro(
+    source: str, target: str, stack: ExitStack
+) -> None:
+    pair = Pair(source, target, "way-back-lost")
+    a, b = cluster_of(source), cluster_of(target)
+    events: list[Event] = []
+    producer = stack.enter_context(KafkaProducer(recovery_listener=events.append, **pair.options()))
+    pair.to_b()
+    arrives(producer, b)
+    pair.prepares(target, source, pair.back)
+    pair.to_a()
+    arrives(producer, a)
+    for topic in (CONTROL_TOPIC, pair.topic):
+        delete_topic(target, topic)
+    pair.to_b()
+    arrives(producer, b)
+    assert is_at(stack.enter_context(KafkaProducer(**pair.options())), b)
+    time.sleep(2)
+    assert is_at(producer, b) and sum(isinstance(event, Moved) for event in events) == 3
+    producer.send(pair.topic, b"x").get(WITHIN_S)
 
 
 def arrives(client: Any, cluster_id: str) -> None:

@@ -89,16 +89,16 @@ async def refuse_circle(
     return ()
 
 
-def undone_by(controls: Controls, topics: Collection[str]) -> dict[str, int]:
-    """The promoted links that have copied some of these topics (the source's names) to our source, and their generations.
+def undone_by(controls: Controls, topics: Collection[str]) -> list[str]:
+    """The promotions of the links that have copied some of these topics (the source's names) to our source.
 
     Their clients are there, and come to our target once it is the primary.  `controls` are links_into the source.  Pure.
     """
-    return {
-        link: control.generation
+    return [
+        control.promotion_id(link)
         for link, control in controls.links.items()
         if control.is_promoted and any(map(control.writes, topics))
-    }
+    ]
 
 
 async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -> str:

@@ -307,16 +307,11 @@ async def prepare_link(
             await _refuse_differences(source, target, planned, producer_id, ledger, policy, control, into_source)
 
     wire = [source.wire_topic(name) for name in names]
-    undone = None if is_translated or into_source is None else undone_by(into_source, wire)
+    undone = [] if is_translated or into_source is None else undone_by(into_source, wire)
 
     def forget(now: LinkControl) -> LinkControl:
-        now = now.without(planned.deleted, control)
-        now = replace(
-            now,
-            begun={**former.begun, **now.begun},
-            maybe_begun=now.maybe_begun | former.maybe_begun,
-            undoes=now.undoes if undone is None else undone,
-        )
+        now = now.without(planned.deleted, control).undoing(undone)
+        now = replace(now, begun={**former.begun, **now.begun}, maybe_begun=now.maybe_begun | former.maybe_begun)
         # What an identical start had begun of them is not on the target any more (look_for_others).
         return (
             replace(now, begun={p: of for p, of in now.begun.items() if p.topic not in names}) if is_translated else now

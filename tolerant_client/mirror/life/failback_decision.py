@@ -195,7 +195,6 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         map_id=None,
         source_cluster_id=source_cluster_id,
         topics=topics.to_json(),
-        undoes={},
     )
 
 

@@ -7,8 +7,8 @@ Laws:
 - A client that is made after the promotion begins at the standby, and says so.  If the standby tells nothing within FIRST_WORD_S, for
   whatever reason, it begins at its own cluster, and moves as soon as the standby tells of the promotion; if its own cannot be
   reached either, what the standby has told meanwhile counts.
-- A client that has moved follows the way back (way_back.py), and home it follows the next way there; so does one that begins at the
-  standby.  If a way back is promoted when a client is made, it begins at its own cluster.
+- A client that has moved follows the way back (way_back.py), and home it follows the next way there, and so on.  One that is made
+  goes the same way, promotion by promotion, before it begins where the last one led.
 - A client whose link is another cluster's is refused; one that learns of that later stays where it is.  Once the link is promoted, a
   client that is made begins at the standby all the same, and is warned: a source that is made anew has a new id, and clients that are
   started again with the same arguments must come up.
@@ -82,11 +82,15 @@ def own_connection(configs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Follower:
-    """What a client makes of the controls of the link that leads `to` another cluster; it does not keep the client alive."""
+    """What a client makes of the controls of the link that leads `to` another cluster; it does not keep the client alive.
 
-    def __init__(self, mover: Mover, own: Mapping[str, Any], to: Mapping[str, Any]) -> None:
+    `has_moved`: that link undoes the promotion that has led the client to where it is (way_back.py), so it is the client's.
+    """
+
+    def __init__(self, mover: Mover, own: Mapping[str, Any], to: Mapping[str, Any], *, has_moved: bool = False) -> None:
         self._mover = mover
         self._own, self._to = own, to
+        self._has_moved = has_moved
         self._told: set[str] = set()  # topics outside the link
 
     @property
@@ -96,6 +100,21 @@ class Follower:
 
     def heard(self, link: str, control: LinkControl) -> None:
         """Raises OptionError for a link that does not copy from the client's cluster; warns of topics that it does not copy."""
+        if self._mover.is_moving:
+            raise Errors.KafkaError(f"link {link} is considered once the client has left for where it moves to")
+        if not self._has_moved and not self._is_of_own_cluster(link, control):
+            return
+        if outside := {topic for topic in self._mover.topics() - self._told if not control.writes(topic)}:
+            self._told |= outside
+            log.warning(
+                "Link %s does not copy %s: at its promotion positions there are reset (auto_offset_reset), and records go to topics of"
+                " the standby's own. Use a client of their own for them",
+                link,
+                ", ".join(sorted(outside)),
+            )
+
+    def _is_of_own_cluster(self, link: str, control: LinkControl) -> bool:
+        """Whether the link copies from the client's cluster, as far as that is known; raises OptionError if it does not."""
         copies_from, own = control.source_cluster_id, self._mover.cluster_id
         if copies_from is None:
             raise OptionError(
@@ -105,23 +124,14 @@ class Follower:
         if own is None:  # with api_version kafka-python asks no broker before it has to: the next control is compared
             if control.is_promoted:
                 log.warning("The client has not reached its own cluster: it begins at the target of link %s", link)
-            return
+            return False
         if copies_from != own:
-            if self._mover.is_moving:
-                raise Errors.KafkaError(f"link {link} copies from where the client is about to move")
             raise OptionError(
                 f"Link {link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
                 " that one, or the bootstrap_servers of the link's source. If the source was made anew: a client that is made after the"
                 " link's promotion begins at the standby"
             )
-        if outside := {topic for topic in self._mover.topics() - self._told if not control.writes(topic)}:
-            self._told |= outside
-            log.warning(
-                "Link %s does not copy %s: at its promotion positions there are reset (auto_offset_reset), and records go to topics of"
-                " the standby's own. Use a client of their own for them",
-                link,
-                ", ".join(sorted(outside)),
-            )
+        return True
 
     def needs(self, control: LinkControl) -> set[str]:
         """The topics of the link that the client will read on the standby: a producer reads what may have been copied."""
@@ -146,7 +156,7 @@ class Follower:
 
             back = WayBack(self._own, link, control, self._mover.topics)
             back.start()
-            client._follow(back, Follower(self._mover, self._to, self._own))
+            client._follow(back, Follower(self._mover, self._to, self._own, has_moved=True))
 
 
 class Following(clients.Recovering):
@@ -228,28 +238,31 @@ class Following(clients.Recovering):
         control: LinkControl,
         configs: Mapping[str, Any],
     ) -> tuple[WayBack, Follower]:
-        """Begins at the standby, or at the client's own cluster if a way back is promoted; returns what it follows from there."""
+        """Begins where the last promotion has led: at the standby, or at the client's own cluster; returns what it follows there."""
         from tolerant_client.mirror.standby.way_back import WayBack
 
-        topics = partial(topics_of, weakref.ref(self))
-        back = WayBack(own, link, control, topics)
-        try:
+        here, left = to, own
+        while True:
+            back = WayBack(left, link, control, partial(topics_of, weakref.ref(self)))
             try:
-                home = _told(back.start(), FIRST_WORD_S)
+                first = _told(back.start(), FIRST_WORD_S)
             except OptionError:  # it is asked again, and says so
-                home = None
-            if home is None or not home.is_promoted:
+                first = None
+            if first is None or not first.is_promoted:
+                break
+            back.close()
+            link, control = back.link, first
+            here, left = left, here
+        try:
+            if here is to:
                 self._begin_at_standby(make, to, link, control, configs)
-                return back, Follower(Mover(self), to, own)
-            make(**configs)
+            else:
+                make(**configs)
             self._begin_beside_movers()
         except BaseException:
             back.close()
             raise
-        back.close()
-        again = WayBack(to, back.link, home, topics)
-        again.start()
-        return again, Follower(Mover(self), own, to)
+        return back, Follower(Mover(self), here, left, has_moved=True)
 
     def _begin_at_standby(
         self,
@@ -267,7 +280,6 @@ class Following(clients.Recovering):
             to["bootstrap_servers"],
         )
         make(**{**configs, "socks5_proxy": None, **to})
-        self._begin_beside_movers()
         _compare_ids(link, source_id, configs)
 
     def _begin_beside_movers(self) -> None:

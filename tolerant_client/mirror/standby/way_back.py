@@ -1,9 +1,10 @@
 """Tells a client that a promotion has moved when the way back is promoted, so that it goes home.
 
 Laws:
-- A link's control says which promotions had led to its source before it was started (LinkControl.undoes).  A client that link L's
-  promotion has moved follows, into the cluster that it has left, the link that undoes this promotion of L or a later one.
-  So nobody has to name the way back, and the promotion of a way back that is older says nothing.
+- A link's control says which promotions had led to its source before it was started (LinkControl.undoes).  A client that a promotion
+  has moved follows, into the cluster that it has left, the link that undoes this very promotion.  So nobody has to name the way back,
+  and the promotion of a way back that is older says nothing, whatever was lost or renamed since: each has an id of its own, and
+  undoes earlier ones only.  So they lead nobody in a circle, and need no other proof that they are the client's.
 - The way back must copy all topics that L copied for the client: of links that copy a part each, none is followed, with a warning.
 - The cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
   is warned of its silence.
@@ -32,11 +33,11 @@ PAUSE: Final = Backoff(0.1, 10.0)
 
 
 class LinksBack(ControlFollower):
-    """The `links` into `cluster` that undo the promotion of `left_by`, of which `left` was the control, or a later one."""
+    """The `links` into `cluster` that undo a promotion, which has this id."""
 
-    def __init__(self, cluster: Cluster, left_by: str, left: LinkControl) -> None:
+    def __init__(self, cluster: Cluster, promotion_id: str) -> None:
         super().__init__(cluster)
-        self._left_by, self._generation = left_by, left.generation
+        self._promotion_id = promotion_id
         self.links: dict[str, LinkControl] = {}
 
     def _forget(self) -> None:
@@ -44,11 +45,7 @@ class LinksBack(ControlFollower):
 
     async def _take(self, topic: StateTopic, end: int) -> None:
         found = controls_of(await topic.records(0, end), None).links
-        self.links = {
-            link: control
-            for link, control in found.items()
-            if self._generation <= control.undoes.get(self._left_by, -1)
-        }
+        self.links = {link: control for link, control in found.items() if self._promotion_id in control.undoes}
 
 
 class WayBack(LinkWatch):
@@ -65,7 +62,7 @@ class WayBack(LinkWatch):
     ) -> None:
         super().__init__(home, left_by, name="cluster that the client has left")
         self._left_by, self._left, self._topics = left_by, left, topics
-        self._back = LinksBack(self.cluster, left_by, left)
+        self._back = LinksBack(self.cluster, left.promotion_id(left_by))
 
     @property
     def unknown(self) -> str:

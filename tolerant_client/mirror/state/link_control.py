@@ -21,6 +21,7 @@ from tolerant_client.state_json import Whole
 
 WHOLE_LINK = ""
 NO_LIMIT = 0
+MOST_UNDONE = 64  # promotions that a control names: who slept through more of them is not led home
 
 Positions = Mapping[TopicPartition, int]
 _T = TypeVar("_T")
@@ -69,8 +70,7 @@ class LinkControl:
     link had run before: whether they are its copies is unknown (former_copies.py).
     `mapped` has the topics that a promoted link with translated offsets had copied, as its map said when it was fenced; GONE are those that
     neither cluster had then.
-    `undoes` has the links that were promoted before this one was started, and had copied its topics to its source, with their
-    generations: their clients are there, and come to this target once this link is promoted.
+    `undoes` has the promotions (promotion_id) of links that had copied its topics to its source before it was started there.
     `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
     """
 
@@ -100,7 +100,7 @@ class LinkControl:
     promotion: str | None = None
     maybe_begun: frozenset[TopicPartition] = frozenset()
     mapped: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
-    undoes: Mapping[str, Whole] = field(default_factory=dict)
+    undoes: tuple[str, ...] = ()
 
     @property
     def is_identical(self) -> bool:
@@ -292,6 +292,15 @@ class LinkControl:
     def producer_name(self, link: str) -> str:
         """The name for init_producer_id: the fence of one generation does not fence the next."""
         return f"{link}~{self.generation}" if self.generation else link
+
+    def promotion_id(self, link: str) -> str:
+        """What tells the promotion of the link from every other one, also if its control was lost since and begins anew."""
+        return self.promotion or self.producer_name(link)  # version 0.1 did not write it
+
+    def undoing(self, promotions: Collection[str]) -> LinkControl:
+        """Of a link that starts on a source to which these promotions have led."""
+        former = [promotion for promotion in self.undoes if promotion not in promotions]
+        return replace(self, undoes=(*former, *promotions)[-MOST_UNDONE:])
 
     def require_kind(self, link: str, *, is_translated: bool) -> None:
         """Raises LinkKindError if the link has begun with offsets of the other kind, and is not over: then it may begin again."""

@@ -252,11 +252,21 @@ def test_a_link_of_another_cluster_is_not_followed(copies_from: str | None, own:
         follower_of(own).heard("C-B", LinkControl(source_cluster_id=copies_from))
 
 
-def test_a_link_from_where_the_client_is_about_to_move_is_heard_again_later() -> None:
+def test_a_link_is_heard_again_later_while_the_client_is_about_to_move() -> None:
     follower = follower_of("of-b")
     follower._mover.is_moving = True  # type: ignore[attr-defined]
-    with pytest.raises(Errors.KafkaError, match="link B-A copies from where the client is about to move"):
+    with pytest.raises(Errors.KafkaError, match="link B-A is considered once the client has left"):
         follower.heard("B-A", LinkControl(source_cluster_id="of-a"))
+
+
+@pytest.mark.parametrize("own", ["of-b", None])
+def test_a_link_that_undoes_the_clients_move_needs_no_other_proof(
+    own: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    follower = follower_of(own)
+    follower._has_moved = True  # type: ignore[attr-defined]
+    follower.heard("B-A", LinkControl(is_promotion_begun=True, is_fenced=True, topics=LinkTopics().to_json()))
+    assert not caplog.records
 
 
 def test_a_client_that_has_not_reached_its_own_cluster_is_compared_later_and_moves_with_a_warning(

@@ -13,16 +13,19 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby.way_back import WayBack
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import encode_control
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import MOST_UNDONE, LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 
 LEFT = LinkControl(
-    generation=2, is_promotion_begun=True, is_fenced=True, topics=LinkTopics(TopicFilter(("orders", "audit"))).to_json()
+    promotion="second",
+    is_promotion_begun=True,
+    is_fenced=True,
+    topics=LinkTopics(TopicFilter(("orders", "audit"))).to_json(),
 )
 
 
-def back(*topics: str, undoes: dict[str, int], **said: Any) -> LinkControl:
+def back(*topics: str, undoes: tuple[str, ...], **said: Any) -> LinkControl:
     return LinkControl(topics=LinkTopics(TopicFilter(topics)).to_json(), undoes=undoes, producer_ids=(7,), **said)
 
 
@@ -85,19 +88,32 @@ def watched(home: Home, monkeypatch: pytest.MonkeyPatch) -> Any:
     one.close()
 
 
-def test_the_link_that_undoes_this_promotion_or_a_later_one_is_followed(home: Home, watched: Watched) -> None:
+def test_the_link_that_undoes_this_very_promotion_is_followed(home: Home, watched: Watched) -> None:
     assert watched.control().is_unwritten
-    home.has("older", back("orders", "audit", undoes={"A-B": 1}, is_promotion_begun=True, is_fenced=True))
-    home.has("another", back("orders", "audit", undoes={"A-C": 2}))
+    home.has("older", back("orders", "audit", undoes=("first",), is_promotion_begun=True, is_fenced=True))
+    home.has("another", back("orders", "audit", undoes=("A-C",)))
     assert watched.control().is_unwritten
-    home.has("B-A", back("orders", "audit", undoes={"A-C": 0, "A-B": 2}))
+    home.has("B-A", back("orders", "audit", undoes=("first", "second")))
     assert watched.control().producer_ids and watched.watch.link == "B-A"
-    home.has("B-A", back("orders", "audit", undoes={"A-B": 3}, is_promotion_begun=True, is_fenced=True))
-    assert watched.control().is_promoted
+    third = back("orders", "audit", undoes=("first", "second", "third"), is_promotion_begun=True, is_fenced=True)
+    home.has("B-A", third)
+    assert watched.control().is_promoted, "who has slept through the third"
+
+
+def test_a_promotion_of_version_0_1_is_told_by_its_generation() -> None:
+    assert LinkControl(generation=2).promotion_id("A-B") == "A-B~2" != LinkControl(generation=3).promotion_id("A-B")
+
+
+def test_a_link_names_the_promotions_that_it_undoes_once_and_the_newest_ones() -> None:
+    control = LinkControl().undoing(["first"]).undoing(["second"]).undoing(["first"])
+    assert control.undoes == ("second", "first")
+    for number in range(2 * MOST_UNDONE):
+        control = control.undoing([str(number)])
+    assert len(control.undoes) == MOST_UNDONE and control.undoes[-1] == str(2 * MOST_UNDONE - 1)
 
 
 def test_the_controls_are_read_again_only_if_there_is_a_new_record(home: Home, watched: Watched) -> None:
-    home.has("B-A", back("orders", "audit", undoes={"A-B": 2}))
+    home.has("B-A", back("orders", "audit", undoes=("second",)))
     for _ in range(3):
         assert not watched.control().is_unwritten
     assert home.reads == 1
@@ -108,25 +124,25 @@ def test_the_controls_are_read_again_only_if_there_is_a_new_record(home: Home, w
 @pytest.mark.parametrize("topic_id", ["one", ""])  # "": of brokers before Kafka 2.8
 def test_one_request_waits_for_the_next_record(home: Home, watched: Watched, topic_id: str) -> None:
     home.id = topic_id
-    home.has("B-A", back("orders", "audit", undoes={"A-B": 2}))
+    home.has("B-A", back("orders", "audit", undoes=("second",)))
     watched.control()
     asyncio.run(watched.watch._changed())
     assert home.waited_at == [1]
 
 
 def test_a_link_that_copies_back_a_part_is_not_followed(home: Home, watched: Watched) -> None:
-    home.has("one", back("orders", undoes={"A-B": 2}))
-    home.has("other", back("audit", undoes={"A-B": 2}))
+    home.has("one", back("orders", undoes=("second",)))
+    home.has("other", back("audit", undoes=("second",)))
     with pytest.raises(
         OptionError, match=r"Links one, other copy back parts .* none all topics of the client \(audit, orders\)"
     ):
         watched.control()
-    home.has("whole", back("audit", "orders", "more", undoes={"A-B": 2}))
+    home.has("whole", back("audit", "orders", "more", undoes=("second",)))
     assert not watched.control().is_unwritten and watched.watch.link == "whole"
 
 
 def test_a_link_back_with_translated_offsets_is_not_followed(home: Home, watched: Watched) -> None:
-    home.has("B-A", back("orders", "audit", undoes={"A-B": 2}, map_id="m"))
+    home.has("B-A", back("orders", "audit", undoes=("second",), map_id="m"))
     with pytest.raises(OptionError, match="Link B-A has translated offsets"):
         watched.control()
 
