@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,8 +15,10 @@ from kafka.structs import TopicPartition
 from support.mirror_link import append_records, both, create_topic, delete_topic, failed_over, mirror, promoted
 from tolerant_client import KafkaConsumer, KafkaProducer
 from tolerant_client.mirror.life.failback import failback
+from tolerant_client.mirror.standby.way_back import WayBack
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.stock.moving import manager_of
+from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Event, Moved
 
 WITHIN_S = 30.0
@@ -165,6 +168,42 @@ def test_a_client_that_is_made_finds_the_last_of_more_promotions_whatever_their_
     assert [record.getMessage().partition(" from ")[0] for record in caplog.records] == [f"Link {again}"], (
         "or it has moved"
     )
+
+
+def test_a_client_that_hears_late_of_a_promotion_that_was_undone_stays(
+    source: str, target_cluster: KafkaCluster, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(source, target_cluster.bootstrap_servers, "way-back-unheard")
+    a = cluster_of(source)
+    pair.to_b()
+    pair.prepares(pair.b, source, pair.back)
+    pair.to_a()
+    target_cluster.pause(1)
+    stack.callback(target_cluster.resume, 1)
+    late = stack.enter_context(KafkaProducer(**pair.options()))
+    assert is_at(late, a) and "standby" in caplog.text
+    target_cluster.resume(1)
+    deadline = time.monotonic() + WITHIN_S
+    while not isinstance(late._link_watch, WayBack):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1)
+    assert is_at(late, a) and "moves from cluster" not in caplog.text
+    pair.prepares(source, pair.b, pair.topic)
+    pair.to_b()
+    arrives(late, cluster_of(pair.b))
+
+
+def test_a_client_that_is_made_while_its_cluster_is_lost_begins_at_the_standby_once_that_is_promoted(
+    source: str, target: str, stack: ExitStack
+) -> None:
+    pair = Pair(source, target, "way-back-outage")
+    lost: Any = {**pair.options(), "bootstrap_servers": "127.0.0.1:1", "bootstrap_timeout_ms": 10_000}
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(KafkaProducer, **lost)
+        time.sleep(1)  # the standby has said by now that the link is not promoted
+        failed_over(target, pair.topic)
+        assert is_at(stack.enter_context(making.result(2 * WITHIN_S)), cluster_of(target))
 
 
 def test_a_link_whose_control_was_lost_leads_there_as_before_and_nobody_to_and_fro(

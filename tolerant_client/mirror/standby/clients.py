@@ -142,21 +142,29 @@ class Follower:
         """The group of a consumer."""
         return self._mover.group
 
-    def promoted(self, link: str, control: LinkControl) -> None:
-        """Has the client move, and follow the way back."""
+    def promoted(self, link: str, control: LinkControl, *, is_new: bool) -> None:
+        """Has the client go where the last promotion has led, and follow the way back from there.
 
+        `is_new`: none can have followed this one.
+        """
+        from tolerant_client.mirror.standby.way_back import Led, led_on
+
+        led = Led(link, control, here=self._to, left=self._own)
+        led, back = led_on(led, self._mover.topics, 0.0 if is_new else FIRST_WORD_S)
+        if led.here is self._to:
+            self._move(led.control)
+        if (client := self._mover.client) is None:
+            back.close()
+        else:
+            client._follow(back, Follower(self._mover, led.here, led.left, has_moved=True))
+
+    def _move(self, control: LinkControl) -> None:
         def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> Awaitable[None]:
             from tolerant_client.mirror.standby.copied_records import find_copies
 
             return find_copies(net, self._to, sought, control.copied_until, tell)
 
         self._mover.begin(Destination(self._to, control.copied_until, control.writes), find)
-        if (client := self._mover.client) is not None:
-            from tolerant_client.mirror.standby.way_back import WayBack
-
-            back = WayBack(self._own, link, control, self._mover.topics)
-            back.start()
-            client._follow(back, Follower(self._mover, self._to, self._own, has_moved=True))
 
 
 class Following(clients.Recovering):
@@ -200,7 +208,9 @@ class Following(clients.Recovering):
                 try:
                     make(**configs)
                 except Errors.KafkaError:  # its own cluster may be lost, of which the standby has told meanwhile
-                    control = _told(first, 0.0)
+                    watch.close()
+                    watch = LinkWatch(to, link)
+                    control = _told(watch.start(), FIRST_WORD_S)
                     if not _is_promoted(control):
                         raise
             if control is not None and control.is_promoted:
@@ -239,30 +249,20 @@ class Following(clients.Recovering):
         configs: Mapping[str, Any],
     ) -> tuple[WayBack, Follower]:
         """Begins where the last promotion has led: at the standby, or at the client's own cluster; returns what it follows there."""
-        from tolerant_client.mirror.standby.way_back import WayBack
+        from tolerant_client.mirror.standby.way_back import Led, led_on
 
-        here, left = to, own
-        while True:
-            back = WayBack(left, link, control, partial(topics_of, weakref.ref(self)))
-            try:
-                first = _told(back.start(), FIRST_WORD_S)
-            except OptionError:  # it is asked again, and says so
-                first = None
-            if first is None or not first.is_promoted:
-                break
-            back.close()
-            link, control = back.link, first
-            here, left = left, here
+        led = Led(link, control, here=to, left=own)
+        led, back = led_on(led, partial(topics_of, weakref.ref(self)), FIRST_WORD_S)
         try:
-            if here is to:
-                self._begin_at_standby(make, to, link, control, configs)
+            if led.here is to:
+                self._begin_at_standby(make, to, led.link, led.control, configs)
             else:
                 make(**configs)
             self._begin_beside_movers()
         except BaseException:
             back.close()
             raise
-        return back, Follower(Mover(self), here, left, has_moved=True)
+        return back, Follower(Mover(self), led.here, led.left, has_moved=True)
 
     def _begin_at_standby(
         self,

@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any, Final, Protocol
@@ -47,6 +49,7 @@ from tolerant_client.stock.held_batches import HeldBatches
 log = logging.getLogger(__name__)
 
 WAIT_MS: Final = 10_000
+NEWS_S: Final = 15.0  # since a link was seen unpromoted: until then nothing can have been copied back and promoted
 _SOME_TOPIC: Final = "orders"
 _NUMBERS: Final = re.compile(r"\d+")
 
@@ -75,8 +78,8 @@ class Follower(Protocol):
     def group(self) -> str | None:
         """The group that a consumer will join or commit for on the standby."""
 
-    def promoted(self, link: str, control: LinkControl) -> None:
-        """The link is promoted and fenced, and tells where its copies end."""
+    def promoted(self, link: str, control: LinkControl, *, is_new: bool) -> None:
+        """The link is promoted and fenced, and tells where its copies end; `is_new`: just now."""
 
 
 class LinkWatch:
@@ -160,9 +163,10 @@ class LinkWatch:
                     self._tell(error)
                 first.set_exception(error)
             if (follower := self._follower.result()) is not None:  # nobody else is on this event loop
-                control = await self.promoted(follower)
-                if control is not None:
-                    follower.promoted(self.link, control)
+                promotion = await self.promoted(follower)
+                if promotion is not None:
+                    control, is_new = promotion
+                    follower.promoted(self.link, control, is_new=is_new)
         except OptionError as error:
             log.error("%s", text_of(error))
         except Exception:
@@ -225,12 +229,12 @@ class LinkWatch:
             )
         return control
 
-    async def promoted(self, follower: Follower) -> LinkControl | None:
-        """The control of the link once it is promoted and fenced, however long that takes; None after close(), or if not wanted.
+    async def promoted(self, follower: Follower) -> tuple[LinkControl, bool] | None:
+        """The control of the link once it is promoted and fenced, however long that takes, and whether that was seen to happen.
 
-        Raises OptionError for a promoted link whose control does not tell where its copies end.
+        None after close(), or if not wanted.  Raises OptionError for a promoted link whose control does not tell where its copies end.
         """
-        failures = 0
+        failures, unpromoted_s = 0, -math.inf
         while follower.is_wanted and not self.is_closed:
             try:
                 control = await self.control()
@@ -238,6 +242,7 @@ class LinkWatch:
                     follower.heard(self.link, control)
                 if control.is_promoted:
                     break
+                unpromoted_s = time.monotonic()
                 await self._check_rights(follower.needs(control) - self._checked, follower.group)
                 await self._changed()
                 failures = 0
@@ -255,7 +260,7 @@ class LinkWatch:
                 f"Link {self.link} is promoted, and its control does not tell where its copies end: the client stays where it is. Make a"
                 " new one, which begins at the standby"
             )
-        return control
+        return control, time.monotonic() - unpromoted_s < NEWS_S
 
     async def _check_rights(self, topics: set[str], group: str | None) -> None:
         """Warns once of topics that the client could not read after the promotion, and of its group."""

@@ -6,6 +6,7 @@ Laws:
   and the promotion of a way back that is older says nothing, whatever was lost or renamed since: each has an id of its own, and
   undoes earlier ones only.  So they lead nobody in a circle, and need no other proof that they are the client's.
 - The way back must copy all topics that L copied for the client: of links that copy a part each, none is followed, with a warning.
+- Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
 - The cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
   is warned of its silence.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import kafka.errors as Errors
 
@@ -22,10 +23,11 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.standby.link_watch import WAIT_MS, LinkWatch
-from tolerant_client.mirror.state.control_record import controls_of
+from tolerant_client.mirror.state.control_record import controls_of, newest_of
 from tolerant_client.mirror.state.control_topic import ControlFollower
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.state_topic import StateTopic
+from tolerant_client.records.record_batch import Record
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +41,16 @@ class LinksBack(ControlFollower):
         super().__init__(cluster)
         self._promotion_id = promotion_id
         self.links: dict[str, LinkControl] = {}
+        self._newest: dict[str, Record | None] = {}  # of each link, which counts
 
     def _forget(self) -> None:
-        self.links = {}
+        self.links, self._newest = {}, {}
 
     async def _take(self, topic: StateTopic, end: int) -> None:
-        found = controls_of(await topic.records(0, end), None).links
+        records = await topic.records(self.position, end)
+        keys = {(record.key or b"").decode(errors="replace") for record in records}
+        self._newest |= {link: newest_of(link, records, self._newest.get(link)) for link in keys}
+        found = controls_of(filter(None, self._newest.values()), None).links
         self.links = {link: control for link, control in found.items() if self._promotion_id in control.undoes}
 
 
@@ -93,3 +99,26 @@ class WayBack(LinkWatch):
             super()._tell(error)
         else:
             log.debug("%s: %s", self.unknown, text_of(error))
+
+
+class Led(NamedTuple):
+    """Where a promotion leads clients: that of `link`, whose control is given, from the cluster `left` to the one `here`."""
+
+    link: str
+    control: LinkControl
+    here: Mapping[str, Any]
+    left: Mapping[str, Any]
+
+
+def led_on(led: Led, topics: Callable[[], set[str]], within_s: float) -> tuple[Led, WayBack]:
+    """Where the promotions after this one have led, as far as each cluster tells within a time; with the watch for the next one."""
+    while True:
+        back = WayBack(led.left, led.link, led.control, topics)
+        try:
+            control = back.start().result(within_s)
+        except Exception:  # it is asked again, and says what is wrong
+            return led, back
+        if not control.is_promoted:
+            return led, back
+        back.close()
+        led = Led(back.link, control, here=led.left, left=led.here)

@@ -75,7 +75,7 @@ class Following:
 
     group = "billing"
 
-    def promoted(self, link: str, control: LinkControl) -> None:
+    def promoted(self, link: str, control: LinkControl, *, is_new: bool) -> None:
         self.moved.append(control)
 
 
@@ -116,7 +116,8 @@ def ends(scripted: LinkWatch) -> None:
 def watch(*told: LinkControl | Exception, follower: Following | None = None) -> Any:
     scripted = Scripted(*told)
     try:
-        return scripted.cluster.run(scripted.promoted, follower or Following())
+        promotion = scripted.cluster.run(scripted.promoted, follower or Following())
+        return promotion and promotion[0]
     finally:
         scripted.cluster.close()
         scripted._net.close()
@@ -124,6 +125,20 @@ def watch(*told: LinkControl | Exception, follower: Following | None = None) -> 
 
 def test_it_waits_until_the_link_is_promoted_and_fenced() -> None:
     assert watch(LinkControl(), LinkControl(is_promotion_begun=True), PROMOTED) is PROMOTED
+
+
+def test_a_promotion_is_new_where_the_link_was_unpromoted_just_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_new(*told: LinkControl) -> Any:
+        scripted: Any = Scripted(*told)
+        try:
+            return scripted.cluster.run(scripted.promoted, Following())[1]
+        finally:
+            scripted.cluster.close()
+            scripted._net.close()
+
+    assert is_new(LinkControl(), PROMOTED) and not is_new(PROMOTED)
+    monkeypatch.setattr(link_watch, "NEWS_S", 0.0)
+    assert not is_new(LinkControl(), PROMOTED), "the process was frozen meanwhile"
 
 
 def test_each_reason_why_nothing_is_known_is_told_once_until_something_is(caplog: pytest.LogCaptureFixture) -> None:
