@@ -84,6 +84,9 @@ def spark_session(
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.memory", "512m")
+            .config(
+                "spark.python.authenticate.socketTimeout", "120s"
+            )  # 15 s are too few on a busy machine, and it begins anew
             .config(map={**SETTINGS})
         )
     session = _awaited(builder.getOrCreate, goes_on)
@@ -269,4 +272,6 @@ def original_error(text: str) -> TolerantClientError:
         if (cls := error_named(kind)) is not None:
             return cls(message)
     last_lines = [line.strip() for line in text.splitlines() if re.match(r"\s*[\w.]+(Error|Exception)\b", line)]
-    return TolerantClientError(f"The Spark job failed: {last_lines[-1] if last_lines else text[:300]}")
+    return TolerantClientError(
+        f"The Spark job failed: {last_lines[-1] if last_lines else ' '.join(text.split())[:300]}"
+    )

@@ -18,6 +18,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 # Spark gives its Python workers the folders of their executor's blocks, which end with the executor.
 _FOLDERS: Final = "SPARK_LOCAL_DIRS"
+_FREE: Final = re.compile(r"(\d+)-([0-9a-f]{12})")  # an id, and the micro-batch that used it last
 
 
 @contextlib.contextmanager
@@ -47,19 +49,19 @@ def transactional_id(place: SinkBatch) -> Iterator[str]:
 
 def _folder(place: SinkBatch) -> Path | None:
     """The folder of the ids of this run; None for a batch write, which has no later micro-batch."""
-    root = os.environ.get(_FOLDERS, "").split(",")[0]
-    if not root or not place.owner:
+    roots = [root for root in os.environ.get(_FOLDERS, "").split(",") if root and os.access(root, os.W_OK | os.X_OK)]
+    if not roots or not place.owner:
         return None
-    return Path(root, f"tolerant-sink-{hashlib.sha256(f'{place.prefix}{place.run}'.encode()).hexdigest()[:32]}")
+    return Path(roots[0], f"tolerant-sink-{hashlib.sha256(f'{place.prefix}{place.run}'.encode()).hexdigest()[:32]}")
 
 
 def _taken(folder: Path, batch: int) -> str | None:
     """An id of a micro-batch before this one, which is now the caller's; None if none is free."""
     with contextlib.suppress(OSError):  # there is no folder before the first id is given back
         for file in os.listdir(folder):
-            used, _, name = file.partition("-")
-            if int(used) < batch:
+            free = _FREE.fullmatch(file)
+            if free and int(free[1]) < batch:
                 with contextlib.suppress(FileNotFoundError):  # another attempt was quicker
                     (folder / file).unlink()
-                    return name
+                    return free[2]
     return None

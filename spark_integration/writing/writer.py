@@ -109,8 +109,15 @@ class RecordsStreamWriter(DataSourceStreamArrowWriter):
 def _micro_batch(sink: str | None) -> SinkBatch | None:
     """The micro-batch of this task; None if Spark has not told it one."""
     query, batch, run = (_local_property(name) for name in (_QUERY, _BATCH, _RUN))
-    if query is None or batch is None or run is None:
+    if query is None or batch is None:
         return None
+    try:
+        uuid.UUID(run or "")
+    except ValueError as error:
+        raise OptionError(
+            f"The Spark job group of this micro-batch is {run!r}: exactlyOnce tells the runs of a query apart by the group that Spark"
+            " sets for each. Do not call setJobGroup or clearJobGroup in foreachBatch; setJobDescription names jobs, too"
+        ) from error
     digits = hashlib.sha256(f"{query} {run}".encode()).hexdigest()[:32]
     return SinkBatch(sink or query, query, digits, int(batch))
 

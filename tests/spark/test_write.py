@@ -308,6 +308,32 @@ def test_one_id_serves_all_micro_batches_that_foreach_batch_writes(
     assert {name for name in groups if topic in name} == {f"tolerant-sink-{topic}/0", f"tolerant-sink-{topic}/ended"}
 
 
+def test_a_foreach_batch_that_hides_the_run_of_its_query_is_refused_before_anything_is_written(
+    spark: Any, servers: str, topic: str, write: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "0.txt").write_text("0\n")
+    is_named = [True, False]
+
+    def take(frame: Any, number: int) -> None:
+        if is_named.pop(0):
+            spark.sparkContext.setJobGroup("small batches", "what the UI shows")
+        spark.sparkContext.setJobDescription("what the UI shows")
+        write(frame, topic=topic, exactlyOnce="true", exactlyOnceId=topic)
+
+    def run() -> None:
+        writer = stream(spark, folder).writeStream.foreachBatch(take)
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(Exception, match="job group of this micro-batch is 'small batches'.* Do not call setJobGroup"):
+        run()
+    assert not read(servers, topic)
+    run()
+    assert [record.value for record in read(servers, topic)] == [b"0"]
+
+
 def test_micro_batches_whose_python_processes_have_ended_use_the_ids_of_the_former_ones(
     spark: Any, servers: str, topic: str, tmp_path: Path
 ) -> None:

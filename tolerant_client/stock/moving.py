@@ -202,10 +202,14 @@ class Mover:
 
     def begin(self, to: Destination, find: Find) -> None:
         """Has it move, without waiting; from any thread.  `find` looks for a producer's records among the copies."""
+
+        def failed(error: BaseException) -> None:
+            if self.is_wanted:  # else it was closed meanwhile
+                log.error("The client could not move to another cluster", exc_info=error)
+
         self.is_moving = True
         with contextlib.suppress(RuntimeError):  # it has just been closed
-            moved = self.net.call_soon_with_future(self.move, to, find)
-            moved.add_errback(lambda error: log.error("The client could not move to another cluster", exc_info=error))
+            self.net.call_soon_with_future(self.move, to, find).add_errback(failed)
 
     async def move(self, to: Destination, find: Find) -> None:
         """Moves it, on its event loop, without waiting for the next cluster.  A client that is closed stays."""

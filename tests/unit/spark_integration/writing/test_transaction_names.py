@@ -106,3 +106,19 @@ def test_without_a_folder_each_attempt_has_a_new_id(
         (executor / "gone").touch()
     assert len({used(replace(PLACE, batch=batch)) for batch in range(3)}) == 3
     assert not (executor / "gone").is_dir(), "an executor that ends leaves nothing behind"
+
+
+def test_files_of_others_are_left_alone(executor: Path) -> None:
+    first = used(PLACE)
+    (folder,) = executor.iterdir()
+    others = {".nfs0000", ".DS_Store", "1-decider", "x-" + "0" * 12, "1-" + "0" * 13}
+    for name in others:
+        (folder / name).touch()
+    assert used_at_once(LATER, 2)[0] == first
+    assert others < {file.name for file in folder.iterdir()}
+
+
+def test_a_folder_that_is_gone_has_the_next_one_used(executor: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"/no/disk,{executor}")
+    assert used(LATER) != used(PLACE)
+    assert used(replace(PLACE, batch=9)) == used(replace(PLACE, batch=10))
