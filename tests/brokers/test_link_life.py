@@ -1268,6 +1268,7 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(
     append_records(source, topic, 7, first=100)  # nobody copies them
     fail_over(target, link)
     append_records(target, topic, 20, first=1_000)
+    reads.reset_mock()
     with pytest.raises(
         TargetDivergedError,
         match=r"is the original: link lost, .* failback --source \S+ --target \S+ --link lost-back:",
