@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -37,10 +37,11 @@ LAST_COMMIT_MS: Final = 1_000
 _LOOKS_S: Final = 0.1  # between two looks for what former owners commit
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+FindEnds = Callable[[Collection[TopicPartition], float], Awaitable[dict[TopicPartition, int]]]  # within milliseconds
 
 
 class GroupCommits(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python is untyped
-    """kafka-python's ConsumerCoordinator, which remembers commits."""
+    """kafka-python's ConsumerCoordinator, which remembers commits.  Who moves it (MovedMember) says what happens to its membership."""
 
     def __init__(self, client: Any, subscription: Any, **configs: Any) -> None:
         super().__init__(client, subscription, **configs)
@@ -51,10 +52,30 @@ class GroupCommits(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python i
         self._owners_until = 0.0  # those of partitions of which nothing is committed may come
         self._looks_at = 0.0  # for commits again, not before
         self._ends: dict[TopicPartition, int] = {}  # of those partitions, when this member got them
+        self._find_ends: FindEnds | None = None  # None before a move
 
-    async def _find_ends(self, partitions: Collection[TopicPartition], timeout_ms: float) -> dict[TopicPartition, int]:
-        """Where the logs of these end now."""
-        raise NotImplementedError
+    def _begin_on_next_cluster(self, former: Offsets, find_ends: FindEnds) -> None:
+        """Of the `former` commits none is made on the next cluster yet, where `find_ends` tells where logs end."""
+        self._committed.clear()
+        self._uncommitted, self._found = dict(former), {}
+        self._owners_until, self._looks_at, self._ends = 0.0, 0.0, {}
+        self._find_ends = find_ends
+
+    def _wait_for_owners(self) -> None:
+        """From now on, since the former commits are made, or given up."""
+        self._owners_until = time.monotonic() + OWNERS_S
+
+    def _took(self, offsets: Offsets) -> None:
+        """The group has these offsets."""
+        self._committed.update(offsets)
+        for tp in offsets:
+            self._uncommitted.pop(tp, None)
+
+    def _keep_commits(self, kept: Collection[TopicPartition]) -> None:
+        """After a join, which left it these: of others the group may have later commits by now, and what was refused is theirs."""
+        own = self._subscription.assigned_partitions()
+        self._committed = {tp: offset for tp, offset in self._committed.items() if tp in kept and tp in own}
+        self._uncommitted = {tp: offset for tp, offset in self._uncommitted.items() if tp in own}
 
     def _last_commits(self) -> dict[TopicPartition, OffsetAndMetadata]:
         own = self._subscription.assigned_partitions()
@@ -115,7 +136,8 @@ class GroupCommits(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python i
                 self._subscription.seek(tp, ends[tp])
             return False
         self._looks_at = now + _LOOKS_S
-        if self._subscription._default_offset_reset_strategy == OffsetResetStrategy.LATEST:
+        begins_at_end = self._subscription._default_offset_reset_strategy == OffsetResetStrategy.LATEST
+        if begins_at_end and self._find_ends is not None:
             with suppress(Errors.KafkaError):
                 self._ends |= await self._find_ends(set(partitions) - self._ends.keys(), _LOOKS_S * 1000)
         return True

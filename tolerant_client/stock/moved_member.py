@@ -51,7 +51,7 @@ from kafka.protocol.consumer import OffsetResetStrategy
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
 from tolerant_client.errors import text_of
-from tolerant_client.stock.group_commits import LAST_COMMIT_MS, OWNERS_S, GroupCommits, Offsets
+from tolerant_client.stock.group_commits import LAST_COMMIT_MS, GroupCommits, Offsets
 from tolerant_client.stock.moving import Move
 from tolerant_client.stock.stock_names import Future, Generation, RebalanceProtocol
 
@@ -113,16 +113,14 @@ class MovedMember(GroupCommits):
         self._disable_heartbeat()
         self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
         if self.group_id is not None:
-            self._uncommitted = move.copied({**unread, **offsets})
+            self._begin_on_next_cluster(move.copied({**unread, **offsets}), move.ends)
             self._begun = unread.keys() - offsets.keys()
-            self._found, self._ends, self._owners_until, self._looks_at = {}, {}, 0.0, 0.0
             self._tried, self._first_commit = Future(), self._manager.call_soon(self._commit_first)
             self._first_commit.add_both(lambda _: self._tried.success(None))
             self._stops_at = time.monotonic() + READS_ON_S  # also for one that subscribes only now
             if is_auto:
                 self._stage = Stage.READS_ON if is_member else Stage.OUTSIDE
                 self.reset_generation()
-            self._committed.clear()
             if self.config["enable_auto_commit"]:
                 self.next_auto_commit_deadline = 0.0
         self._move = move  # last: the polling thread, which may be anywhere, acts on the rest once it sees this
@@ -182,7 +180,7 @@ class MovedMember(GroupCommits):
         now = time.monotonic()
         self._waits_s = min(READS_ON_S, now - (self._stops_at - READS_ON_S))
         self._stops_at = max(self._stops_at, now)  # the next cluster may have kept everybody waiting
-        self._owners_until = now + OWNERS_S
+        self._wait_for_owners()
         if self._stage is not Stage.OUTSIDE:
             self._tell_uncommitted()
 
@@ -245,13 +243,8 @@ class MovedMember(GroupCommits):
                 f"group {self.group_id}: others have joined on the cluster that it has moved to"
             )
         result = super()._handle_offset_commit_response(offsets, send_time, response)
-        self._committed.update(offsets)
-        for tp in offsets:
-            self._uncommitted.pop(tp, None)
+        self._took(offsets)
         return result
-
-    async def _find_ends(self, partitions: Collection[TopicPartition], timeout_ms: float) -> dict[TopicPartition, int]:
-        return {} if self._move is None else await self._move.ends(partitions, timeout_ms)
 
     def generation_if_stable(self) -> Any:
         """The generation of the member; none is needed before anybody has joined on the next cluster."""
@@ -400,9 +393,7 @@ class MovedMember(GroupCommits):
             self._go_on_after_others()
         self._stage = Stage.INSIDE
         await super()._on_join_complete_async(generation, member_id, protocol, assigned)
-        own = self._subscription.assigned_partitions()
-        self._committed = {tp: offset for tp, offset in self._committed.items() if tp in former & own}
-        self._uncommitted = {tp: offset for tp, offset in self._uncommitted.items() if tp in own}
+        self._keep_commits(former)
 
     def reset_generation(self, member_id: str = "") -> None:
         """Forgets the membership, and what was committed in it."""
