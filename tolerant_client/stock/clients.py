@@ -72,6 +72,12 @@ def build(init: Any, client: Any, args: tuple[Any, ...], configs: dict[str, Any]
     client.config["kafka_client"] = make_client
 
 
+def require_listener(listener: Any) -> None:
+    """Raises OptionError for what cannot be called."""
+    if listener is not None and not callable(listener):
+        raise OptionError(f"recovery_listener is {listener!r}: give a function of one argument, the event")
+
+
 class Recovering:
     """Takes our options out before kafka-python, which rejects unknown ones, sees them."""
 
@@ -87,8 +93,7 @@ class Recovering:
         recovery_listener: Listener | None = None,
         **configs: Any,
     ) -> None:
-        if recovery_listener is not None and not callable(recovery_listener):
-            raise OptionError(f"recovery_listener is {recovery_listener!r}: give a function of one argument, the event")
+        require_listener(recovery_listener)
         self.recovery_counters = RecoveryCounters()
         ours = {name: configs.pop(name) for name in _RECOVERING_METADATA if name in configs}
         make_client = functools.partial(

@@ -15,12 +15,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import NotMirroredError
 
+MIRRORED: Final = "mirrored"  # a producer's `acks`
 SOMETHING_ELSE = (
     "the standby has something else at its offset: filler for what the mirror has left out, a part of its batch, records of others, or"
     " none, since a newer one has superseded it in a compacted topic, or retention has deleted it there"

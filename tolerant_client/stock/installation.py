@@ -24,12 +24,14 @@ from typing import Any
 import kafka
 import kafka.errors as Errors
 
+from tolerant_client.errors import OptionError
 from tolerant_client.stock import forking, masking
 from tolerant_client.stock.accumulator import TolerantAccumulator
-from tolerant_client.stock.clients import build
+from tolerant_client.stock.clients import build, require_listener
 from tolerant_client.stock.consumer import poll_arrow
 from tolerant_client.stock.coordinator import TolerantCoordinator
 from tolerant_client.stock.fetcher import TolerantFetcher
+from tolerant_client.stock.held_batches import MIRRORED
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.sender import TolerantSender
 from tolerant_client.stock.stock_names import KafkaConnectionManager, consumer_module, producer_module
@@ -60,10 +62,11 @@ def install(recovery_policy: RecoveryPolicy | str | None = None, recovery_listen
 
     The policy and the listener (called with each event, on the clients' event
     loops, so it must be quick) apply to all of them; another call replaces both
-    for clients made after it.  The options of the stock classes stay as they
+    for clients made after it.  Raises OptionError for one that is none.  The options of the stock classes stay as they
     are.  Forked children are covered, spawned ones are not.
     """
     global _settings
+    require_listener(recovery_listener)
     with _lock:
         _settings = _Settings(RecoveryPolicy.of(recovery_policy), recovery_listener)
         masking.attach()
@@ -126,6 +129,11 @@ def _guarded(make: Callable[..., None]) -> Callable[..., None]:
             raise Errors.IllegalStateError(
                 "This Kafka client was made by another process while tolerant_client was installed, and uninstall()"
                 " was called since: make a new client in the child"
+            )
+        if configs.get("acks") == MIRRORED:
+            self.config = dict(self.DEFAULT_CONFIG)  # without which its __del__ raises
+            raise OptionError(
+                f'acks="{MIRRORED}" is an option of tolerant_client.KafkaProducer, beside standby and link: make that one'
             )
         build(make, self, args, configs, self.DEFAULT_CONFIG["kafka_client"])
 

@@ -21,6 +21,7 @@ from kafka.net.manager import KafkaConnectionManager
 import tolerant_client
 from support.fake_broker import FakeBroker, serve
 from tolerant_client import RecoveryPolicy
+from tolerant_client.errors import OptionError
 from tolerant_client.stock import installation
 from tolerant_client.stock.connection import TolerantConnection
 from tolerant_client.stock.manager import TolerantConnectionManager
@@ -63,6 +64,18 @@ def address(broker: FakeBroker) -> str:
 
 def attributes() -> list[Any]:
     return [vars(owner).get(name, "absent") for owner, name in REPLACED]
+
+
+def test_a_listener_that_cannot_be_called_installs_nothing() -> None:
+    with pytest.raises(OptionError, match="recovery_listener is 5: give a function"):
+        tolerant_client.install(recovery_listener=5)  # type: ignore[arg-type]
+    assert not installation.is_installed()
+
+
+def test_a_stock_producer_that_waits_for_a_standby_is_told_which_one_can() -> None:
+    tolerant_client.install()
+    with pytest.raises(OptionError, match=r'acks="mirrored" is an option of tolerant_client\.KafkaProducer'):
+        KafkaProducer(bootstrap_servers="127.0.0.1:1", acks="mirrored")
 
 
 def test_uninstall_puts_every_attribute_back() -> None:

@@ -33,6 +33,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.stock import clients, consumer, forking
 from tolerant_client.stock.client_metrics import register_held
 from tolerant_client.stock.connection_options import check_connection
+from tolerant_client.stock.held_batches import MIRRORED
 from tolerant_client.stock.manager import TolerantConnectionManager
 from tolerant_client.stock.moving import Destination, Mover, topics_of
 
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MIRRORED: Final = "mirrored"
 _ACKS: Final = (0, 1, -1, "all")
 MIRRORED_TIMEOUT_MS: Final = 120_000
 FIRST_WORD_S: Final = 2.0
@@ -71,6 +71,22 @@ def connection_to(standby: Any) -> dict[str, Any]:
     to = {**_DEFAULTS, **standby}
     check_connection(to, "standby")
     return to
+
+
+def waits_for_standby_ms(acks: Any, link: Any, timeout_ms: Any) -> float | None:
+    """How long a producer's record may wait for the standby; None unless `acks` is MIRRORED.  Pure; raises OptionError."""
+    if acks != MIRRORED:
+        if timeout_ms is not None:
+            raise OptionError(f'mirrored_timeout_ms belongs to acks="{MIRRORED}": leave it out, or give both')
+        if acks not in _ACKS or isinstance(acks, bool):
+            raise OptionError(f'acks is {acks!r}: give 0, 1 or "all", or "{MIRRORED}" with standby and link')
+        return None
+    if link is None:
+        raise OptionError(f'acks="{MIRRORED}" needs standby and link: give both, or acks="all"')
+    waits_ms = MIRRORED_TIMEOUT_MS if timeout_ms is None else timeout_ms
+    if isinstance(waits_ms, bool) or not isinstance(waits_ms, int | float) or not waits_ms > 0:
+        raise OptionError(f"mirrored_timeout_ms is {timeout_ms!r}: give milliseconds above 0")
+    return waits_ms
 
 
 def own_connection(configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -382,23 +398,13 @@ class KafkaProducer(Following, clients.KafkaProducer):
     @forking.repeatable
     def __init__(self, *args: Any, mirrored_timeout_ms: float | None = None, **configs: Any) -> None:
         acks = configs.get("acks", "all")
-        self._mirrored_timeout_ms = MIRRORED_TIMEOUT_MS if mirrored_timeout_ms is None else mirrored_timeout_ms
-        self._is_mirrored = acks == MIRRORED
-        if self._is_mirrored:
-            if configs.get("link") is None:
-                raise OptionError('acks="mirrored" needs standby and link: give both, or acks="all"')
-            is_number = isinstance(self._mirrored_timeout_ms, int | float) and mirrored_timeout_ms is not True
-            if not (is_number and self._mirrored_timeout_ms > 0):
-                raise OptionError(f"mirrored_timeout_ms is {mirrored_timeout_ms!r}: give milliseconds above 0")
+        self._mirrored_timeout_ms = waits_for_standby_ms(acks, configs.get("link"), mirrored_timeout_ms)
+        if self._mirrored_timeout_ms is not None:
             configs["acks"] = "all"
-        elif mirrored_timeout_ms is not None:
-            raise OptionError(f'mirrored_timeout_ms belongs to acks="{MIRRORED}": leave it out, or give both')
-        elif acks not in _ACKS or isinstance(acks, bool):
-            raise OptionError(f'acks is {acks!r}: give 0, 1 or "all", or "{MIRRORED}" with standby and link')
         super().__init__(*args, **configs)
 
     def _prepare(self, watch: LinkWatch, follower: Follower) -> None:
-        if not self._is_mirrored:
+        if self._mirrored_timeout_ms is None:
             return
         if not self._sender.is_idempotent:
             raise OptionError(

@@ -12,7 +12,14 @@ import pytest
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby import clients
-from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer, KafkaProducer, connection_to
+from tolerant_client.mirror.standby.clients import (
+    MIRRORED_TIMEOUT_MS,
+    KafkaAdminClient,
+    KafkaConsumer,
+    KafkaProducer,
+    connection_to,
+    waits_for_standby_ms,
+)
 
 
 def test_no_password_goes_to_a_cluster_for_which_it_was_not_given() -> None:
@@ -159,3 +166,9 @@ def test_a_standby_that_is_silent_is_waited_for_once_and_told(
 def test_acks_that_no_broker_knows_are_refused_before_anything_is_sent(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         KafkaProducer(bootstrap_servers="127.0.0.1:1", **options)
+
+
+def test_only_a_mirrored_record_waits_for_the_standby() -> None:
+    assert [waits_for_standby_ms(acks, "A-B", None) for acks in (0, 1, -1, "all")] == [None] * 4
+    assert waits_for_standby_ms("mirrored", "A-B", None) == MIRRORED_TIMEOUT_MS
+    assert waits_for_standby_ms("mirrored", "A-B", 0.5) == 0.5
