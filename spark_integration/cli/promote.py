@@ -18,7 +18,7 @@ from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import counted, few
 from tolerant_client.mirror.state.link_control import link_options
 from tolerant_client.mirror.state.link_topics import BesideFile, beside_file
-from tolerant_client.mirror.state.map_topic import mapped_topics
+from tolerant_client.mirror.state.map_rows import mapped_topics
 from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 _OfTarget = Annotated[WhichLink, ("target", "link", "topics", "config", "flow", "target_properties")]

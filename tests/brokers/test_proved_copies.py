@@ -57,7 +57,8 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.map_topic import ensure_map_topic, last_rows, map_partition, map_topic
+from tolerant_client.mirror.state.map_rows import last_rows
+from tolerant_client.mirror.state.map_topic import ensure_map_topic, map_partition, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import describe_topics
 from tolerant_client.records.batch_columns import HEADER

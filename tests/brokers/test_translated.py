@@ -64,7 +64,8 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import PARTITION_DELETED_ON_SOURCE, Health
 from tolerant_client.mirror.state.ledger import read_ledger
-from tolerant_client.mirror.state.map_topic import clear_deleted, map_partition, map_topic, read_maps
+from tolerant_client.mirror.state.map_rows import clear_deleted, read_maps
+from tolerant_client.mirror.state.map_topic import map_partition, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow, OffsetMap, Place, RowKey, Run
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames

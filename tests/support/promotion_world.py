@@ -40,7 +40,7 @@ from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.claims import ClaimsLog, Run
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import MappedTopics
+from tolerant_client.mirror.state.map_rows import MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 P = TopicPartition("orders", 0)

@@ -33,13 +33,8 @@ from tolerant_client.mirror.state.control_topic import (
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import require_no_unreadable
-from tolerant_client.mirror.state.map_topic import (
-    copier_id,
-    leaderless_parts,
-    map_partition,
-    map_topic,
-    was_never_started,
-)
+from tolerant_client.mirror.state.map_rows import leaderless_parts
+from tolerant_client.mirror.state.map_topic import copier_id, map_partition, map_topic, was_never_started
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from tolerant_client.mirror.state.promoted_copies import promoted_copies
 from tolerant_client.mirror.state.topic_filter import LinkTopics

@@ -44,15 +44,8 @@ from tolerant_client.mirror.state.lacking import unfilled
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
-from tolerant_client.mirror.state.map_topic import (
-    NO_MAP,
-    MappedTopics,
-    ensure_map_topic,
-    mapped_topics,
-    require_kind,
-    require_not_last,
-    require_same_map,
-)
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics, mapped_topics, require_not_last
+from tolerant_client.mirror.state.map_topic import ensure_map_topic, require_kind, require_same_map
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import (

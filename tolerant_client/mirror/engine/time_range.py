@@ -13,7 +13,8 @@ from tolerant_client.errors import ClusterUnreachableError, OptionError, text_of
 from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
 from tolerant_client.mirror.logs.times import first_records
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import has_map, read_maps
+from tolerant_client.mirror.state.map_rows import read_maps
+from tolerant_client.mirror.state.map_topic import has_map
 
 
 class ForeseenStarts(NamedTuple):

@@ -35,7 +35,8 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.refused_rights import DECISION_GROUPS
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
+from tolerant_client.mirror.state.map_rows import read_maps
+from tolerant_client.mirror.state.map_topic import require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
 

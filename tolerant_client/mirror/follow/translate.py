@@ -23,7 +23,8 @@ from tolerant_client.cluster.admin.groups import (
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.map_topic import read_maps, require_map_topic
+from tolerant_client.mirror.state.map_rows import read_maps
+from tolerant_client.mirror.state.map_topic import require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place, Translation
 
 _ATTEMPT_MS = 5_000  # of one attempt to find the group's coordinator

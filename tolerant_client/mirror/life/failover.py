@@ -49,7 +49,8 @@ from tolerant_client.mirror.life.promotion_view import group_places, losses_of, 
 from tolerant_client.mirror.state.control_topic import half_done, read_control
 from tolerant_client.mirror.state.link_control import LinkControl, plain_options
 from tolerant_client.mirror.state.link_topics import beside_file, partitions_on_target, require_whole, unread_map
-from tolerant_client.mirror.state.map_topic import map_partition, mapped_topics
+from tolerant_client.mirror.state.map_rows import mapped_topics
+from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 

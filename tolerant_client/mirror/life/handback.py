@@ -24,7 +24,8 @@ from tolerant_client.mirror.life.takeover import is_contradicted, read_bounds
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import half_done, read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import copied_until, last_rows, require_same_map
+from tolerant_client.mirror.state.map_rows import copied_until, last_rows
+from tolerant_client.mirror.state.map_topic import require_same_map
 from tolerant_client.mirror.state.mm2_positions import (
     Mm2Position,
     read_positions_of_mm2,

@@ -37,14 +37,8 @@ from tolerant_client.mirror.state.copied_back import copied_back
 from tolerant_client.mirror.state.health import by_reason, few, names
 from tolerant_client.mirror.state.link_control import GONE, LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats, unread_map
-from tolerant_client.mirror.state.map_topic import (
-    NO_MAP,
-    MappedTopics,
-    copied_until,
-    has_map,
-    lost_map,
-    mapped_topics,
-)
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics, copied_until, mapped_topics
+from tolerant_client.mirror.state.map_topic import has_map, lost_map
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _CREATED_AGAIN = "its topic was created again on the source"

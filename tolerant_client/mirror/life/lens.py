@@ -37,7 +37,8 @@ from tolerant_client.mirror.batches.divergence import Range, first_header
 from tolerant_client.mirror.life.fence import before_markers
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.map_topic import copied_until, last_rows, map_partition
+from tolerant_client.mirror.state.map_rows import copied_until, last_rows
+from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import BatchHeader
 

@@ -27,7 +27,7 @@ from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import names
 from tolerant_client.mirror.state.link_control import GONE, LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, mapped_topics
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics, mapped_topics
 from tolerant_client.mirror.state.offset_map import is_another
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids

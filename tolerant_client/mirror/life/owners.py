@@ -40,7 +40,8 @@ from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.carriers import Carried, find_carried
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition
+from tolerant_client.mirror.state.map_rows import MappedTopics
+from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import is_another
 from tolerant_client.mirror.state.topics import read_ids
 

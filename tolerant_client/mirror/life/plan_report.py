@@ -49,16 +49,8 @@ from tolerant_client.mirror.state.lacking import sort_lacking, without_former
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, link_options, paused_text
 from tolerant_client.mirror.state.link_topics import beside_file, see_topics, some, unread_map
-from tolerant_client.mirror.state.map_topic import (
-    NO_MAP,
-    copied_until,
-    has_map,
-    lost_map,
-    map_partition,
-    mapped_topics,
-    require_kind,
-    require_not_last,
-)
+from tolerant_client.mirror.state.map_rows import NO_MAP, copied_until, mapped_topics, require_not_last
+from tolerant_client.mirror.state.map_topic import has_map, lost_map, map_partition, require_kind
 from tolerant_client.mirror.state.open_transactions import Held, find_held, is_held_long
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 

@@ -87,7 +87,7 @@ from tolerant_client.mirror.state.link_topics import (
     partitions_of_link,
     require_whole,
 )
-from tolerant_client.mirror.state.map_topic import mapped_topics, require_not_last
+from tolerant_client.mirror.state.map_rows import mapped_topics, require_not_last
 from tolerant_client.mirror.state.open_transactions import find_held
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 

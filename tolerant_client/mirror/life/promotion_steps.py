@@ -52,7 +52,8 @@ from tolerant_client.mirror.state.control_topic import HIDDEN, NothingWrittenErr
 from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, link_options
 from tolerant_client.mirror.state.link_topics import begun_partitions
-from tolerant_client.mirror.state.map_topic import MappedTopics, copier_id, has_map, lost_map, map_partition, say_over
+from tolerant_client.mirror.state.map_rows import MappedTopics, say_over
+from tolerant_client.mirror.state.map_topic import copier_id, has_map, lost_map, map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import read_ids
 

@@ -23,7 +23,7 @@ from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, last_rows
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics, last_rows
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 

@@ -56,7 +56,8 @@ from tolerant_client.mirror.state.lacking import without_former
 from tolerant_client.mirror.state.ledger import LEDGER_TOPIC, Ledger
 from tolerant_client.mirror.state.link_control import link_options
 from tolerant_client.mirror.state.link_topics import beside_file, see_topics, written_topics
-from tolerant_client.mirror.state.map_topic import NO_MAP, has_map, lost_map, mapped_topics, require_not_last
+from tolerant_client.mirror.state.map_rows import NO_MAP, mapped_topics, require_not_last
+from tolerant_client.mirror.state.map_topic import has_map, lost_map
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics

@@ -33,7 +33,7 @@ from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.lacking import Lacking, sort_lacking
 from tolerant_client.mirror.state.link_control import LinkControl, unfinished
 from tolerant_client.mirror.state.link_topics import LinkView, known_topics, some, unread_map
-from tolerant_client.mirror.state.map_topic import MappedTopics
+from tolerant_client.mirror.state.map_rows import MappedTopics
 from tolerant_client.mirror.state.open_transactions import Held, is_held_long
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 

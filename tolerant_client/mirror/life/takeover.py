@@ -29,7 +29,8 @@ from tolerant_client.mirror.logs.bisection import first_difference_of_logs
 from tolerant_client.mirror.logs.reading import read_slices
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl, require_finished
-from tolerant_client.mirror.state.map_topic import last_rows, require_kind
+from tolerant_client.mirror.state.map_rows import last_rows
+from tolerant_client.mirror.state.map_topic import require_kind
 from tolerant_client.mirror.state.mm2_positions import read_positions_of_mm2, whether_mm2_runs
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.plan import select_topics

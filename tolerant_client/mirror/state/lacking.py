@@ -11,7 +11,8 @@ from tolerant_client.cluster.admin.topics import still_missing, topic_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, map_partition, mapped_topics
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics, mapped_topics
+from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import is_another
 
 

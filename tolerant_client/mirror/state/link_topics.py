@@ -24,7 +24,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls,
 from tolerant_client.mirror.state.control_topic import HIDDEN, read_controls
 from tolerant_client.mirror.state.health import deleted_on_source
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 NOT_ON_SOURCE = "the source has no such topic"

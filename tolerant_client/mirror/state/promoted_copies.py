@@ -20,13 +20,8 @@ from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.map_topic import (
-    MappedTopics,
-    map_partition,
-    mapped_links,
-    mapped_topics,
-    read_each_map,
-)
+from tolerant_client.mirror.state.map_rows import MappedTopics, mapped_topics, read_each_map
+from tolerant_client.mirror.state.map_topic import map_partition, mapped_links
 
 _MAP_S = 10.0  # how long all maps are read, at the same time: a failover must not wait for them
 

@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import begun_partitions
-from tolerant_client.mirror.state.map_topic import NO_MAP, mapped_topics
+from tolerant_client.mirror.state.map_rows import NO_MAP, mapped_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 _MAP_S = 10.0  # how long a map is read: what it does not say by then is unknown

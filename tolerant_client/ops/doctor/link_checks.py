@@ -17,7 +17,7 @@ from tolerant_client.mirror.state.health import (
 )
 from tolerant_client.mirror.state.lacking import sort_lacking
 from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.plan import LOG_APPEND_TIME, MAX_MESSAGE_BYTES, TIMESTAMP_TYPE, TopicSpec, plan_topics
 from tolerant_client.ops.doctor.access import create_command
 from tolerant_client.ops.doctor.facts import ClusterFacts

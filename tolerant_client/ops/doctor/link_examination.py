@@ -27,7 +27,8 @@ from tolerant_client.mirror.state.health import with_pause
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import written_topics
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, lost_map
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_topic import lost_map
 from tolerant_client.mirror.state.plan import TopicSpec, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter, group_filter
 from tolerant_client.mirror.state.topics import describe_topics, fit_topics

@@ -28,7 +28,8 @@ from tolerant_client.mirror.state.lacking import without_former
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
-from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, mapped_topics
+from tolerant_client.mirror.state.map_rows import MappedTopics, mapped_topics
+from tolerant_client.mirror.state.map_topic import has_map
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.doctor.facts import ClusterFacts
 

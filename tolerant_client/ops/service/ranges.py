@@ -55,7 +55,7 @@ from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import bare
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import NO_MAP, mapped_topics
+from tolerant_client.mirror.state.map_rows import NO_MAP, mapped_topics
 from tolerant_client.ops.service.clusters import connected
 from tolerant_client.ops.service.link_events import sentence
 from tolerant_client.ops.service.link_state import TaskReport

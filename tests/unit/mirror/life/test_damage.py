@@ -18,7 +18,7 @@ from tolerant_client.mirror.life import damage
 from tolerant_client.mirror.life.damage import SeenLog, damage_of
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.map_topic import MappedTopics
+from tolerant_client.mirror.state.map_rows import MappedTopics
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record, encode_batch

@@ -20,7 +20,8 @@ from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition
+from tolerant_client.mirror.state.map_rows import MappedTopics
+from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 

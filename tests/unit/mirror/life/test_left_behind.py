@@ -24,7 +24,7 @@ from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import copied_back
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.map_topic import MappedTopics
+from tolerant_client.mirror.state.map_rows import MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 P, Q = TopicPartition("orders", 0), TopicPartition("clicks", 0)

@@ -14,7 +14,7 @@ from tolerant_client.mirror.life import lost_copies as module
 from tolerant_client.mirror.life.lost_copies import LostCopies, lost_copies
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import GONE, LinkControl, TopicIds
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 

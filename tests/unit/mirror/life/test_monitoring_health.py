@@ -50,7 +50,7 @@ from tolerant_client.mirror.state.lacking import Lacking, sort_lacking
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.open_transactions import Held, OpenTransaction
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.monitoring.board import Board

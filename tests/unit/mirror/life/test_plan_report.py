@@ -25,7 +25,7 @@ from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED, kept_be
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import BesideFile, LinkView
-from tolerant_client.mirror.state.map_topic import NO_MAP
+from tolerant_client.mirror.state.map_rows import NO_MAP
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
 
 OWN, THEIRS, MADE = (TopicPartition(name, 0) for name in ("own", "theirs", "made"))

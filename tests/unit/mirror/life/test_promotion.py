@@ -27,15 +27,15 @@ from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_blockers
 from tolerant_client.mirror.life.promotion_report import PromotionReport, unmade_texts
 from tolerant_client.mirror.logs.committed import Committed
-from tolerant_client.mirror.state import link_topics
-from tolerant_client.mirror.state import map_topic as map_topic_module
+from tolerant_client.mirror.state import link_topics, map_rows
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.lacking import Lacking, sort_lacking
 from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
 from tolerant_client.mirror.state.link_topics import differing_topics, require_whole
-from tolerant_client.mirror.state.map_topic import MappedTopics, has_map, map_topic, mapped_topics
+from tolerant_client.mirror.state.map_rows import MappedTopics, mapped_topics
+from tolerant_client.mirror.state.map_topic import has_map, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -578,8 +578,8 @@ def test_what_a_map_names_is_read_where_it_has_a_leader(monkeypatch: pytest.Monk
         key = RowKey(TopicPartition(f"topic-{number}", 0), 0)
         yield key, None if number == 6 else MapRow(key, f"topic-{number}", ("", ""), 0, -1, (Run(0, 0, 0),))
 
-    monkeypatch.setattr(map_topic_module, "list_led_offsets", leaders)
-    monkeypatch.setattr(map_topic_module, "_rows", rows)
+    monkeypatch.setattr(map_rows, "list_led_offsets", leaders)
+    monkeypatch.setattr(map_rows, "_rows", rows)
 
     async def partitions(topics: list[str]) -> dict[str, list[int]]:
         return {topic: [0] for topic in topics}

@@ -16,10 +16,12 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import EARLIEST
 from tolerant_client.errors import OffsetMapError
-from tolerant_client.mirror.state import map_topic as module
+from tolerant_client.mirror.state import map_rows
+from tolerant_client.mirror.state import map_topic as map_topic_module
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition, map_topic, mapped_topics
+from tolerant_client.mirror.state.map_rows import MappedTopics, mapped_topics
+from tolerant_client.mirror.state.map_topic import map_partition, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, last_of
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches
 
@@ -90,8 +92,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
                 cluster=found, name=map_topic("eu"), id=found.id, batches=found.batches, exists=exists
             )
 
-        monkeypatch.setattr(module, "_map_of", map_of)
-        monkeypatch.setattr(module, "list_led_offsets", found.offsets)
+        for module in (map_rows, map_topic_module):
+            monkeypatch.setattr(module, "map_of", map_of)
+        monkeypatch.setattr(map_rows, "list_led_offsets", found.offsets)
         yield found
 
 

@@ -47,7 +47,8 @@ from tolerant_client.mirror.state.link_topics import (
     partitions_on_target,
     see_topics,
 )
-from tolerant_client.mirror.state.map_topic import NO_MAP, MappedTopics, map_partition, map_topic
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.map_topic import map_partition, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.plan import TopicsPlan
 from tolerant_client.mirror.state.replication_policy import (

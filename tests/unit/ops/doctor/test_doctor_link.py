@@ -38,7 +38,7 @@ from tolerant_client.mirror.state.control_topic import FORGOTTEN
 from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, DELETED_ON_TARGET
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.map_topic import MappedTopics
+from tolerant_client.mirror.state.map_rows import MappedTopics
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey
 from tolerant_client.mirror.state.offset_map import Run as MapRun
 from tolerant_client.mirror.state.plan import TopicSpec

@@ -38,7 +38,7 @@ from tolerant_client.mirror.engine.preflight import RefusalFacts
 from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import MappedTopics, mapped_topics
+from tolerant_client.mirror.state.map_rows import MappedTopics, mapped_topics
 from tolerant_client.mirror.state.plan import TopicsPlan
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,

@@ -54,14 +54,8 @@ from tolerant_client.mirror.state.control_topic import read_controls
 from tolerant_client.mirror.state.health import names
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import (
-    NO_MAP,
-    copier_id,
-    map_partition,
-    map_topic,
-    mapped_links,
-    read_each_map,
-)
+from tolerant_client.mirror.state.map_rows import NO_MAP, read_each_map
+from tolerant_client.mirror.state.map_topic import copier_id, map_partition, map_topic, mapped_links
 from tolerant_client.mirror.state.mm2_positions import KnownPositions
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
 

@@ -16,7 +16,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
 from tolerant_client.mirror.engine.translated.target_checks import is_same_record
 from tolerant_client.mirror.logs.reading import read_slices
-from tolerant_client.mirror.state.map_topic import read_maps
+from tolerant_client.mirror.state.map_rows import read_maps
 
 
 async def first_other(

@@ -29,7 +29,7 @@ from tolerant_client.mirror.engine.translated.target_checks import (
 )
 from tolerant_client.mirror.logs.reading import source_truncations
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import last_rows
+from tolerant_client.mirror.state.map_rows import last_rows
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import read_ids
 

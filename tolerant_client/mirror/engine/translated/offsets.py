@@ -29,7 +29,8 @@ from tolerant_client.mirror.engine.translated.refusals import Refusals
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads, TranslatedParts
 from tolerant_client.mirror.engine.witnesses import Witnesses
 from tolerant_client.mirror.state.claims_record import claimed_part, whole_of
-from tolerant_client.mirror.state.map_topic import clear_deleted, lost_map
+from tolerant_client.mirror.state.map_rows import clear_deleted
+from tolerant_client.mirror.state.map_topic import lost_map
 
 _CLEAR_EVERY_S = 3600.0
 _MAP_EVERY_S = 10.0

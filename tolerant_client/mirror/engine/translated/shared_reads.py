@@ -28,7 +28,8 @@ from tolerant_client.mirror.engine.translated.copied_before import Origin, origi
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.known_maps import KnownMaps
-from tolerant_client.mirror.state.map_topic import map_partition, read_last_rows
+from tolerant_client.mirror.state.map_rows import read_last_rows
+from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.mm2_positions import KnownPositions
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts

@@ -29,7 +29,8 @@ from tolerant_client.mirror.engine.translated.copied_before import (
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_topic import MappedTopics, map_partition
+from tolerant_client.mirror.state.map_rows import MappedTopics
+from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.records.record_batch import Record
 
