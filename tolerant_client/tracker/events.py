@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
+from tolerant_client.errors import OptionError
 from tolerant_client.tracker.lifecycle import Verdict
 
 
@@ -189,6 +190,12 @@ class Moved(Event):
     servers: str
 
 
+KINDS: Final = (
+    *sorted(
+        of.kind for of in tuple(vars().values()) if isinstance(of, type) and issubclass(of, Event) and of is not Event
+    ),
+    *(f"{Orphan.kind}:{cause}" for cause in ("late", "duplicate", "unasked", "unknown", "misfit")),
+)
 Listener = Callable[[Event], None]
 
 
@@ -210,7 +217,12 @@ class RecoveryCounters:
         self._counts["completed", api, node] += 1
 
     def of(self, kind: str, api: str | None = None, node: Any = None) -> int:
-        """How often `kind` happened, for all APIs and nodes or for the given ones."""
+        """How often `kind` happened, for all APIs and nodes or for the given ones.
+
+        "orphan" counts orphans of all causes, "orphan:late" those of one.  Raises OptionError for a kind that there is not.
+        """
+        if kind not in KINDS:
+            raise OptionError(f"No event has the kind {kind!r}: give one of {', '.join(KINDS)}")
         return sum(
             n
             for (k, a, node_id), n in self.as_dict().items()
