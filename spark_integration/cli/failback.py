@@ -35,7 +35,7 @@ def failback(
     at its end and copies only the difference.  If the target has records that were never copied, the command names them
     and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link copied from there.
     The link's own former copy of heartbeats is always created anew.
-    Without --topics it prepares those that the link had, or else those of the link that it undoes.
+    Without --topics it prepares those of the promoted link that it undoes: of several, of the one with its name or topics.
     Afterwards start the mirror of the link back like any other.
     Exit codes: 0 ready, 3 something is in the way, nothing was written.
     """

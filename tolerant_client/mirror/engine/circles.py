@@ -7,6 +7,7 @@ from and which topics it takes.  So a link finds the links that write to its *so
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable
 
 from kafka.structs import TopicPartition
@@ -19,6 +20,7 @@ from tolerant_client.mirror.state.control_topic import read_control, read_contro
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, listed, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance
 from tolerant_client.mirror.state.map_topic import was_never_started
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 
 async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
@@ -121,15 +123,44 @@ def is_original(
 ) -> TargetDivergedError | None:
     """The error for a target log that differs, and that one of the promoted links `back` (links_back) has copied to our source."""
     name = source.wire_topic(partition.topic)
-    known = [other for other, c in back if c.is_promotion_begun and c.source_cluster_id is not None and c.writes(name)]
+    known = {
+        other: c for other, c in back if c.is_promotion_begun and c.source_cluster_id is not None and c.writes(name)
+    }
     if not known:
         return None
+    other = min(known, key=lambda name: not known[name].is_identical)
+    remedy = leave_out_translated(other)
+    if known[other].is_identical:
+        remedy = (
+            f"run {failback_command(link, target, source, known[other])}: it compares both logs, names what only the target has, and"
+            " prepares this link to copy back what the target lacks"
+        )
     return TargetDivergedError(
-        f"The target log {partition.topic}-{partition.partition} is the original: link {known[0]}, which was promoted, has copied it from this"
+        f"The target log {partition.topic}-{partition.partition} is the original: link {other}, which was promoted, has copied it from this"
         f" target to this source. It has something that the source does not have, or has otherwise, so link {link} cannot resume it"
-    ).advising(
-        f"run tolerant-kafka failback {link_options(link, target, source)}: it compares both logs, names what only the target has, and"
-        " prepares this link to copy back what the target lacks"
+    ).advising(remedy)
+
+
+def copied_topics(control: LinkControl) -> list[str]:
+    """What a promoted link has copied, as far as its control says it.  Pure."""
+    return sorted({p.topic for p in (*control.copied_until, *control.begun)})
+
+
+def failback_command(link: str, target: Cluster, source: Cluster, forward: LinkControl) -> str:
+    """What to type to prepare the link back for what a forward link has copied."""
+    command = f"tolerant-kafka failback {link_options(link, target, source)}"
+    if target.file_options or forward.topics is None:
+        return command
+    names = (name.replace(".", r"\.") for name in copied_topics(forward))
+    topics = LinkTopics.from_json(forward.topics).option or ",".join(names)
+    return f"{command} --topics {shlex.quote(topics)}" if topics else command
+
+
+def leave_out_translated(forward: str) -> str:
+    """The advice on an original of which a link with translated offsets has made the source's log."""
+    return (
+        f"Leave the topic out: link {forward} had translated offsets, and failback compares logs with the same offsets. What"
+        " producers have written to the source since can be copied into a topic of another name (in a file: a replication policy)"
     )
 
 

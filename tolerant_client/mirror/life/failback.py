@@ -21,6 +21,7 @@ Laws:
 - Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is copied again, and
   blocks nothing.  Nor does another link's copy of them, which is left alone.
 - A partition without a leader on either cluster blocks it, and is named; the logs of other topics are compared and shown.
+- A link of that name from another source keeps its control, also once it was promoted: nothing else says what it was promoted with.
 - The only write is one record of the control.  If killed before it, failback has done nothing but delete topics, which are copied
   again; another run finds the same.
 """
@@ -37,8 +38,14 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster
-from tolerant_client.mirror.engine.preflight import look_for_others
+from tolerant_client.mirror.engine.circles import (
+    copied_topics,
+    failback_command,
+    links_into,
+    refuse_circle,
+    refuse_one_cluster,
+)
+from tolerant_client.mirror.engine.preflight import look_for_others, require_same_source
 from tolerant_client.mirror.life.failback_decision import Compared, begun, decide, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Evidence, find_evidence, find_owners
@@ -105,18 +112,24 @@ async def failback(
 
     With `discards` it deletes diverged topics of the target, to be copied again.  Afterwards the mirror is started like any
     other.  If something blocks it, nothing is written.  Raises OptionError if the link back is live, if it would copy in a
-    circle (the forward link was not promoted), and for translated offsets; KafkaError.  Without `topics` they are those that a control
-    tells.
+    circle (the forward link was not promoted), and for translated offsets; KafkaError.  Without `topics` they are those of the forward
+    link.
     """
     await source.connect()
-    chosen = await _recorded_topics(source, target, link) if topics is None else LinkTopics.of(topics)
+    await refuse_one_cluster(source, target)
+    cluster_id, former = await source.cluster_id(), await read_control(target, link)
+    require_same_source(former, link, cluster_id)
+    if topics is None:
+        of_target = {} if former.is_hidden else (await read_controls(target)).links
+        chosen = _topics_to_bring_back(source, target, link, await _forward_links(source, target), of_target)
+    else:
+        chosen = LinkTopics.of(topics)
     if chosen.to_target("orders") != "orders":
         raise OptionError(
             f"Link {link} renames topics (orders to {chosen.to_target('orders')}): it would copy back to other topics."
             " Failing back needs the same names on both clusters (IdentityReplicationPolicy)"
         )
     await target.require_record_batches()
-    await refuse_one_cluster(source, target)
     view = await see_topics(source, target, chosen)
     view.require_seen(link)
     names = sorted(view.on_source) or select_topics(chosen, await source.partitions())
@@ -125,8 +138,7 @@ async def failback(
         raise OptionError(unseen)  # the forward link must be promoted, and we must know it
     forward = await _forward_links(source, target)
     await _refuse_translated(source, names, forward)
-    former = await _former(source, target, link)
-    cluster_id = await source.cluster_id()
+    await _require_may_begin(source, target, link, former)
     compared = await _compare(source, target, link, names, chosen, forward, former, cluster_id)
     found = decide(compared, discards=discards)
     if found.blockers or is_dry_run:
@@ -139,27 +151,50 @@ async def failback(
     return FailbackReport(link, False, True, compared.logs, found.deleted, warnings=found.warnings)
 
 
-async def _recorded_topics(source: Cluster, target: Cluster, link: str) -> LinkTopics:
-    """The topics that the link had before, or else those of the forward link of that name, or of all forward links alike.
+def _topics_to_bring_back(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    forward: Mapping[str, LinkControl],
+    of_target: Mapping[str, LinkControl],
+) -> LinkTopics:
+    """The topics of the forward link whose promotion is to be undone; of several, of the one with the link's name or former topics.
 
-    Raises OptionError if no control tells them.
+    A promotion that a promoted link of the target has undone was an earlier move; so were the topics that the link back had then.
+    Raises OptionError if nothing tells the forward link.  Pure.
     """
-    if (had := (await read_control(target, link)).topics) is not None:
-        return LinkTopics.from_json(had)
-    forward = await _forward_links(source, target)
-    told = {name: control.topics for name, control in forward.items() if control.topics is not None}
-    ours = [told[link]] if link in told else list(told.values())
-    if ours and all(topics == ours[0] for topics in ours):
-        return LinkTopics.from_json(ours[0])
-    others = f", and links {', '.join(sorted(told))} have copied other topics each" if told else ""
-    raise OptionError(
-        f"Give --topics, a regular expression over whole topic names: link {link} has recorded none on this target{others}"
-    )
+    promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
+    comparable = {name: c for name, c in promoted.items() if c.is_identical or c.is_of_unknown_source}
+    undone = {promotion for c in of_target.values() if c.is_promoted for promotion in c.undoes}
+    last = {name: c for name, c in comparable.items() if c.promotion_id(name) not in undone}
+    told = last or comparable or promoted or forward
+    named = {link: forward[link]} if link in forward else {}
+    if link in told or named and link not in promoted:
+        told = named
+    elif (
+        had := (of_target.get(link) or LinkControl()).topics or (forward.get(link) or LinkControl()).topics
+    ) is not None:
+        writes = LinkTopics.from_json(had).writes
+        told = {name: c for name, c in told.items() if any(map(writes, copied_topics(c)))} or named or told
+    topics = {name: LinkTopics.from_json(c.topics) for name, c in sorted(told.items()) if c.topics}
+    if not topics:
+        raise OptionError(
+            "Give --topics, a regular expression over whole topic names: the source tells of no link from this target to it"
+        )
+    which = next(iter(topics.values()))
+    if any(of != which for of in topics.values()):
+        commands = [
+            f"for what link {name} has copied: {failback_command(link, target, source, told[name])}" for name in topics
+        ]
+        raise OptionError(
+            f"Links {', '.join(topics)} have copied different topics from this target to this source, and nothing tells which of them link"
+            f" {link} is to undo. Give its topics; another one needs a link back of another name, too: {'; '.join(commands)}"
+        )
+    return which
 
 
-async def _former(source: Cluster, target: Cluster, link: str) -> LinkControl:
-    """The control of the link back before it begins; OptionError if it may not begin."""
-    former = await read_control(target, link)
+async def _require_may_begin(source: Cluster, target: Cluster, link: str, former: LinkControl) -> None:
+    """Raises OptionError if the link back, with its `former` control, may not begin."""
     await require_not_forgotten(target, link, former)
     require_finished(former, link, target, source)
     if is_live(former):
@@ -170,7 +205,6 @@ async def _former(source: Cluster, target: Cluster, link: str) -> LinkControl:
     await require_kind(target, link, former, is_translated=False)
     if former.is_hidden:  # before anything is deleted
         raise OptionError(f"Whether another link copies the same topics is unknown: {HIDDEN}")
-    return former
 
 
 async def _compare(

@@ -100,10 +100,9 @@ async def compare_logs(
         first = common[1] if difference is None else difference
         if difference is None and not await _is_shown(source, target, partition, *common):
             is_proved = await _was_copied(source, partition, first - 1, copied_by) or (
-                # Without a record of the source before that end (aborted ones and markers alone) the target can lack none of it.
-                first == end
-                and await _is_bare(target, partition, start, end)
-                and await _is_bare(source, partition, source_start, end)
+                # Without a record of the source before there (aborted ones and markers alone) the target can lack none of it.
+                await _is_bare(target, partition, start, first)
+                and await _is_bare(source, partition, source_start, first)
             )
     elif end == 0 or source_stable <= start:
         first = min(end, source_stable)

@@ -22,6 +22,7 @@ from tolerant_client.cluster.admin.offsets import LogOffsets, log_offsets
 from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.life.failback_decision import begun, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.shared_log import shared_partitions
@@ -265,6 +266,7 @@ async def take_over(
     wire = [source.wire_topic(name) for name in names]
     await refuse_circle(source, target, wire, link, await links_into(source))
     control = await read_control(target, link)
+    require_same_source(control, link, cluster_id := await source.cluster_id())
     await require_not_forgotten(target, link, control)
     require_finished(control, link, target, source)
     is_translated = offsets == "translated"
@@ -301,7 +303,6 @@ async def take_over(
     is_done = not wrong and not is_dry_run
     if is_done:
         adopted = to_adopt(found)
-        cluster_id = await source.cluster_id()
 
         def change(now: LinkControl) -> LinkControl:
             if own:

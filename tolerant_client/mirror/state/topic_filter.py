@@ -211,6 +211,14 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         return True
 
+    @property
+    def option(self) -> str | None:
+        """The regular expressions of an option --topics that takes the same; None if no option says it."""
+        filters = (self.filter, *self.also)
+        if self.names is not None or any(f.exclude for f in filters):
+            return None
+        return ",".join(dict.fromkeys(expression for f in filters for expression in f.include))
+
     def to_json(self) -> str:
         return msgspec.json.encode({**asdict(self), "names": self.names and self.names.to_json()}).decode()
 

@@ -14,6 +14,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import EARLIEST, READ_COMMITTED
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import LogSlice
+from tolerant_client.mirror.engine.circles import failback_command
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import failback, shared_log
 from tolerant_client.mirror.life.failback_decision import begun, blockers, left_alone, overtaken, strangers, untold
@@ -21,7 +22,7 @@ from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 
 PLACE = TopicPartition("orders", 0)
@@ -118,6 +119,10 @@ def test_a_log_of_aborted_records_alone_lacks_nothing_if_the_source_has_no_recor
         assert found.is_proved and not found.is_diverged and found.shared_until == 3
     for source in (Log(0, 5, holes=range(1, 3), is_control=True), Log(0, 5, holes=range(3), is_control=True)):
         assert not compared(source, Log(0, 3, holes=range(1, 3) if source.holes == range(3) else range(3))).is_proved
+    longer = compared(Log(0, 5, holes=range(5), is_control=True), Log(0, 7, holes=range(7)))
+    assert longer.is_proved and (longer.shared_until, longer.target_end) == (5, 7)
+    (text,) = blockers([longer], discards=False)
+    assert "from offset 5 to 7" in text and "no record is lost that was never copied" in text
 
 
 def test_records_far_before_the_end_show_nothing_of_the_end() -> None:
@@ -499,25 +504,51 @@ def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_
     assert drive(unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
 
 
-def test_topics_that_nobody_names_are_those_of_a_control_and_never_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
-    orders, users = LinkTopics.of("orders").to_json(), LinkTopics.of("users").to_json()
-    controls = {"back": LinkControl()}
-    forward = {"there": LinkControl(topics=orders), "unknown": LinkControl()}
+def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed() -> None:
+    def moved(topics: str, generation: int = 0, **said: Any) -> LinkControl:
+        until = {TopicPartition(name, 0): 1 for name in topics.split("|")}
+        known = {"topics": LinkTopics.of(topics).to_json(), "producer_ids": (OURS,), "copied_until": until}
+        return LinkControl(**{"is_promotion_begun": True, "is_fenced": True, "generation": generation, "source_cluster_id": "b", **known, **said})
 
-    async def read_control(_: Any, link: str) -> LinkControl:
-        return controls[link]
+    def chosen(link: str, forward: dict[str, LinkControl], of_target: dict[str, LinkControl] = {}) -> str:
+        cluster: Any = SimpleNamespace(
+            file_options="", bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
+        )
+        return str(failback._topics_to_bring_back(cluster, cluster, link, forward, of_target))
 
-    async def forward_links(*_: Any) -> dict[str, LinkControl]:
-        return forward
-
-    monkeypatch.setattr(failback, "read_control", read_control)
-    monkeypatch.setattr(failback, "_forward_links", forward_links)
-    both: Any = (None, None)
-    assert drive(failback._recorded_topics(*both, "back")).to_json() == orders
-    forward["other"] = LinkControl(topics=users)
-    with pytest.raises(
-        OptionError, match=r"Give --topics.*link back has recorded none.*links other, there have copied"
+    there, other = moved("orders|audit", 1), moved("users")
+    translated = moved("clicks", producer_ids=(), map_id="m")
+    undone = moved("orders", undoes=("there",))
+    with pytest.raises(OptionError, match="Give --topics.* tells of no link from this target"):
+        chosen("back", {})
+    for link, forward, of_target, topics in (
+        ("back", {"there": there}, {}, "orders|audit"),
+        ("back", {"there": there, "clicks": translated}, {}, "orders|audit"),
+        ("back", {"clicks": translated}, {}, "clicks"),  # which is refused with the reason
+        ("there", {"there": there, "other": other}, {}, "orders|audit"),
+        ("there", {"there": there, "other": other}, {"there": undone}, "orders|audit"),
+        ("back", {"there": there, "other": other}, {"back": undone}, "orders|audit"),
+        ("back", {"there": there, "twin": there}, {}, "orders|audit"),
+        ("there", {"there": moved("orders"), "again": there, "other": other}, {"there": undone}, "orders|audit"),
+        ("back", {"there": moved("orders"), "other": other}, {"there": undone}, "users"),
+        ("there", {"there": moved("orders"), "other": other}, {"back": undone}, "orders"),
+        ("there", {"there": replace(other, is_promotion_begun=False), "other": there}, {}, "users"),  # a circle
     ):
-        failback._recorded_topics(*both, "back").send(None)
-    controls["back"] = LinkControl(topics=users)
-    assert drive(failback._recorded_topics(*both, "back")).to_json() == users
+        assert chosen(link, forward, of_target) == topics
+    with pytest.raises(OptionError, match="Links other, there have copied different topics .* nothing tells") as told:
+        chosen("back", {"there": there, "other": other, "clicks": translated})
+    assert "for what link there has copied: tolerant-kafka failback" in str(told.value)
+    assert "--link back --topics 'orders|audit'" in str(told.value) and "clicks" not in str(told.value)
+
+
+def test_a_command_names_what_a_link_of_a_file_has_copied() -> None:
+    cluster: Any = SimpleNamespace(
+        file_options="", bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
+    )
+    ends = {TopicPartition("a.b", 0): 1, TopicPartition("c", 1): 1}
+    known = LinkControl(topics=LinkTopics(TopicFilter((".*",), ("x",))).to_json(), copied_until=ends)
+    command = "tolerant-kafka failback --source b:1 --target b:1 --link back"
+    assert failback_command("back", cluster, cluster, known) == rf"{command} --topics 'a\.b,c'"
+    assert failback_command("back", cluster, cluster, replace(known, copied_until={})) == command
+    cluster.file_options = "--config f --flow B->A"
+    assert failback_command("back", cluster, cluster, known) == "tolerant-kafka failback --config f --flow B->A"

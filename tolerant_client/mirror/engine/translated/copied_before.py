@@ -39,7 +39,7 @@ from tolerant_client.cluster.admin.transactions import transactional_producers
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import TargetDivergedError
 from tolerant_client.mirror.batches.divergence import COMPARED_OFFSETS
-from tolerant_client.mirror.engine.circles import links_back, links_into
+from tolerant_client.mirror.engine.circles import leave_out_translated, links_back, links_into
 from tolerant_client.mirror.engine.copied_by_mm2 import (
     Mm2Copy,
     copies_of_mm2,
@@ -196,8 +196,7 @@ def _original(link: str, partition: TopicPartition, origin: Origin) -> TargetDiv
         "To copy back what the target lacks, run tolerant-kafka failback with this source and this target, and with a --link that has"
         " copied nothing there: it compares both logs, and names what only the target has"
         if origin.is_identical
-        else f"Leave the topic out: link {origin.link} had translated offsets, and failback compares logs with the same offsets. What"
-        " producers have written to the source since can be copied into a topic of another name (in a file: a replication policy)"
+        else leave_out_translated(origin.link)
     )
     return TargetDivergedError(
         f"The target log {partition.topic}-{partition.partition} is the original: link {origin.link} has copied it from this target to"
