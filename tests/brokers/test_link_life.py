@@ -30,6 +30,7 @@ from support.mirror_link import (
     both,
     compare,
     consume,
+    create_again,
     create_topic,
     delete_topic,
     ends,
@@ -995,11 +996,13 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
         assert report.exit_code == 3 and report.damaged[0].startswith(told), report
 
 
+@pytest.mark.parametrize("is_anew", [False, True])
 @pytest.mark.parametrize("is_translated", [False, True])
 def test_what_both_clusters_deleted_before_a_failover_is_no_loss_once_the_source_can_say_so(
-    source: str, target: str, is_translated: bool
+    source: str, target: str, is_translated: bool, is_anew: bool
 ) -> None:
-    link = f"life-retired-{is_translated}".lower()
+    """What the source has anew under that name is left behind, as everything that nobody has copied."""
+    link = f"life-retired-{is_translated}-{is_anew}".lower()
     retired, kept = f"{link}-retired", f"{link}-kept"
     for topic in (retired, kept):
         create_topic(source, topic, 1)
@@ -1007,17 +1010,28 @@ def test_what_both_clusters_deleted_before_a_failover_is_no_loss_once_the_source
     mirror(source, target, f"{link}-.*", link, is_translated=is_translated)
     for servers in (source, target):
         delete_topic(servers, retired)
+    if is_anew:
+        create_again(source, retired)
+        append_records(source, retired, 5, first=100)
     assert fail_over(target, link).exit_code == 3, "it does not ask the source"
     assert fail_over(target, link).damaged
+    left = [f"5 committed records of {retired}-0 were not copied: only the source has what is there"] * is_anew
     status = run(source, target, read_status, link)
-    assert (status.exit_code, [t.topic for t in status.topics]) == (0, [kept]), status
+    assert (list(status.findings), list(status.notes)) == ([], left), status
+    assert is_anew or (status.exit_code, [t.topic for t in status.topics]) == (0, [kept]), status
     clusters = {"source": {"bootstrap.servers": source}, "target": {"bootstrap.servers": target}}
     checked = examine(Subject(clusters, LinkTopics.of(f"{link}-.*"), link=link, seconds=0)).findings
     assert not [one for one in checked if one.severity is Severity.ERROR and retired in one.evidence], checked
     for is_dry_run in (True, False):
         report = run(source, target, promote, link, is_dry_run=is_dry_run)
-        assert (report.exit_code, report.damaged) == (0, ()), report
+        assert (report.exit_code, report.damaged) == (3 * is_anew, ()), report
+        assert bool(report.left_behind) == is_anew and all(text in report.left_behind for text in left), report
     assert fail_over(target, link).exit_code == 0, "that promotion has written it down"
+    if is_anew:
+        create_topic(target, retired)
+        append_records(target, retired, 2, first=200)  # its applications'
+        for command in (promote, read_status):
+            assert "deleted and created again" not in str(run(source, target, command, link))
 
 
 def test_copies_are_lost_though_they_end_at_0_or_the_source_has_no_record_after_them(source: str, target: str) -> None:

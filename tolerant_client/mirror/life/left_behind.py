@@ -71,6 +71,8 @@ async def promoted_before(
     if not ends and is_translated and lost is None:  # version 0.1 promoted it, and its map still says it
         ends = await copied_until(target, link, mapped.partitions)
         warnings += [unread_map(mapped.unread, link)] if mapped.unread else []
+    copies = await lost_copies(source, target, link, control, mapped, lost)
+    control = control.with_gone(copies.retired, is_translated=is_translated)
     not_known: list[str] = []
     if not ends:
         text = f"how far link {link} had copied is unknown: {lost or END_UNKNOWN}"
@@ -90,7 +92,6 @@ async def promoted_before(
     if source is not None and groups is not None and topics is not None:
         unmoved = await unmoved_groups(source, target, topics, groups, alike, map_of=link if is_translated else None)
         warnings += [STAY] if any(left.reason == "over" for left in unmoved.left) else []
-    copies = await lost_copies(source, target, link, control, mapped, lost)
     gone = {*copies.deleted, *copies.created_again}  # and what the source has of them was copied
     lags = [PartitionLag(e.partition, 0) if e.partition in gone else e for e in lags]
     rows = _rows(lags, topics)

@@ -8,7 +8,8 @@ Laws:
   of an earlier version does not say it, that is unknown, not nothing.
 - What another link has begun in the topic that was created again is that link's, and no loss.
 - What neither cluster had when the link was promoted was no part of it (gone_on_both).  A failover does not ask the source: what it
-  did not find on the target is `retired` as soon as the source that was copied says that it has it no more, either.
+  did not find on the target is `retired` as soon as the source that was copied says that it has it no more, either: no topic of the name, or
+  one of another id, of which nothing was copied.
 - Heartbeats are no data, and a copy that was empty lost nothing.
 """
 
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.topics import visible_topics
+from tolerant_client.cluster.admin.topics import present_ids, visible_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.mirrors import BOUND_S, within_bound
 from tolerant_client.mirror.state.control_topic import read_controls
@@ -81,20 +82,21 @@ async def lost_copies(
     there, refused = await visible_topics(target, sorted({p.topic for p in had}))
     now = await read_ids(None, target, sorted(there))
     absent = [p for p in had if p.partition not in there.get(p.topic, ())]
-    again = [p for p in had if p.topic in now and p not in absent and is_another(was.get(p, ""), now[p.topic].target)]
+    known = {p: was.get(p, TopicIds()).target for p in had}
+    again = [p for p in had if p.topic in now and p not in absent and is_another(known[p], now[p.topic].target)]
     if again:
         others = await _of_others(target, link, again, now)
         again = [p for p in again if p not in others]
     is_told = control.is_identical or lost_map is None
     untold = [] if is_told else [p for p in had if p not in was and p.topic in now and p not in absent]
     absent = [p for p in absent if p.topic not in refused]
-    retired = await _retired(source, control, mapped, target, absent)
-    deleted = tuple(p for p in absent if p not in retired)
-    return LostCopies(deleted, tuple(again), tuple(untold), tuple(sorted(retired)))
+    retired = await _retired(source, control, was, (*absent, *again))
+    deleted, again = ([p for p in lost if p not in retired] for lost in (absent, again))
+    return LostCopies(tuple(deleted), tuple(again), tuple(untold), tuple(sorted(retired)))
 
 
 def _with_data(
-    control: LinkControl, mapped: MappedTopics, was: Mapping[TopicPartition, str]
+    control: LinkControl, mapped: MappedTopics, was: Mapping[TopicPartition, TopicIds]
 ) -> Collection[TopicPartition]:
     """The partitions of which the link had copied records, as far as is known.  Pure."""
     if not control.is_identical and (was or mapped.partitions):
@@ -105,29 +107,45 @@ def _with_data(
     return [p for p, end in ends.items() if end is None or end > control.began_at(p)]
 
 
-def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, str]:
-    """The ids of the target's topics that a link has begun, "" where they are unknown."""
+def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, TopicIds]:
+    """The ids of the topics that a link has begun, "" where they are unknown."""
     if control.is_identical:
-        return {p: ids.target for p, ids in control.begun.items()}
-    ids = {p: ids.target for p, ids in control.mapped.items()} | {p: row.ids[1] for p, row in mapped.copies.items()}
-    return {p: id for p, id in ids.items() if control.mapped.get(p) != GONE}
+        return dict(control.begun)
+    ids = {**control.mapped, **{p: TopicIds(*row.ids) for p, row in mapped.copies.items()}}
+    return {p: of for p, of in ids.items() if control.mapped.get(p) != GONE}
 
 
 async def _retired(
     source: Cluster | None,
     control: LinkControl,
-    mapped: MappedTopics,
-    target: Cluster,
-    absent: Collection[TopicPartition],
+    was: Mapping[TopicPartition, TopicIds],
+    missing: Collection[TopicPartition],
 ) -> Collection[TopicPartition]:
     """Those of these that were not there when the link was fenced, and that the source which was copied has no more, either."""
-    unfound = set(absent) - control.copied_until.keys()
+    unfound = set(missing) - control.copied_until.keys()
     # Where the control had no room for the ends, nothing tells what was there.
     if source is None or not (unfound and control.is_fenced and control.copied_until):
         return ()
     if control.source_cluster_id is None or await source.cluster_id() != control.source_cluster_id:
         return ()
-    return unfound & (await within_bound(source, gone_on_both, source, target, control, mapped) or set())
+    return await within_bound(source, _retired_there, source, was, unfound) or ()
+
+
+async def _retired_there(
+    source: Cluster, was: Mapping[TopicPartition, TopicIds], partitions: Collection[TopicPartition]
+) -> set[TopicPartition]:
+    """Those of these partitions that the source does not have, or whose topics were created again there."""
+    there, refused = await visible_topics(source, sorted({p.topic for p in partitions}))
+    now = await present_ids(source, there)
+    return {
+        p
+        for p in partitions
+        if p.topic not in refused
+        and (
+            p.partition not in there.get(p.topic, ())
+            or is_another(was.get(p, TopicIds()).source, str(now.get(p.topic) or ""))
+        )
+    }
 
 
 async def gone_on_both(
@@ -156,5 +174,5 @@ async def _of_others(
             if not control.is_identical:
                 mapped = await mapped_topics(target, other, control, of=partitions, within_s=BOUND_S)
             ids = _ids_of(control, mapped)
-            found |= {p for p in partitions if ids.get(p) and ids[p] == now[p.topic].target}
+            found |= {p for p in partitions if p in ids and ids[p].target and ids[p].target == now[p.topic].target}
     return found

@@ -194,6 +194,8 @@ async def _read_scope(
     taken = {} if control.is_over or control.topics is None else await within_bound(target, ask_taken)
     reached = None if is_source_away else source
     copies = await within_bound(target, lost_copies, reached, target, link, control, mapped, lost)
+    if copies is not None:
+        control = control.with_gone(copies.retired, is_translated=is_translated)
     return LinkScope(link, control, chosen, mapped, view, is_translated, taken, lost, copies)
 
 

@@ -508,7 +508,16 @@ def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed()
     def moved(topics: str, generation: int = 0, **said: Any) -> LinkControl:
         until = {TopicPartition(name, 0): 1 for name in topics.split("|")}
         known = {"topics": LinkTopics.of(topics).to_json(), "producer_ids": (OURS,), "copied_until": until}
-        return LinkControl(**{"is_promotion_begun": True, "is_fenced": True, "generation": generation, "source_cluster_id": "b", **known, **said})
+        return LinkControl(
+            **{
+                "is_promotion_begun": True,
+                "is_fenced": True,
+                "generation": generation,
+                "source_cluster_id": "b",
+                **known,
+                **said,
+            }
+        )
 
     def chosen(link: str, forward: dict[str, LinkControl], of_target: dict[str, LinkControl] = {}) -> str:
         cluster: Any = SimpleNamespace(

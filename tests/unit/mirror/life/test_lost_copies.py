@@ -48,6 +48,9 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def read_ids(_: None, __: Any, names: list[str]) -> dict[str, TopicIds]:
         return {name: TopicIds(target=found.ids[name]) for name in names}
 
+    async def present_ids(cluster: Any, names: list[str]) -> dict[str, str]:
+        return {name: cluster.ids[name] for name in names}
+
     async def read_controls(*_: Any) -> Controls:
         return Controls({"dr": IDENTICAL, **found.links})
 
@@ -57,7 +60,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def within_bound(_: Any, function: Any, *args: Any) -> Any:
         return await function(*args)
 
-    for function in (visible_topics, read_ids, read_controls, mapped_topics, within_bound):
+    for function in (visible_topics, present_ids, read_ids, read_controls, mapped_topics, within_bound):
         monkeypatch.setattr(module, function.__name__, function)
     return found
 
@@ -126,10 +129,12 @@ def test_what_a_failover_did_not_find_is_no_loss_once_the_source_says_that_it_ha
     async def cluster_id() -> str:
         return "A"
 
-    source = SimpleNamespace(there={"orders": [1]}, hidden={}, cluster_id=cluster_id)
+    source = SimpleNamespace(there={"orders": [1]}, hidden={}, ids={"orders": "s"}, cluster_id=cluster_id)
+    anew = SimpleNamespace(there={"orders": [0, 1]}, hidden={}, ids={"orders": "another"}, cluster_id=cluster_id)
     for control, mapped in BOTH:
         control = replace(control, copied_until={EMPTY: 0}, source_cluster_id="A")
         assert lost(target, control, mapped, source) == LostCopies((Q,), retired=(P,))
+        assert lost(target, control, mapped, anew) == LostCopies(retired=(P, Q)), "it has another topic now"
         for other in (
             replace(control, source_cluster_id="B"),
             replace(control, source_cluster_id=None),
@@ -142,6 +147,12 @@ def test_what_a_failover_did_not_find_is_no_loss_once_the_source_says_that_it_ha
         assert lost(target, gone, mapped) == LostCopies((Q,)), "which a promotion writes down"
     source.hidden = {"orders": PermissionError()}
     assert lost(target, control, mapped, source).deleted == (P, Q), "whether it has it is unknown"
+    source.hidden = {}
+    target.there["orders"], target.ids["orders"] = [0, 1], "its producers'"
+    for control, mapped in BOTH:
+        control = replace(control, copied_until={EMPTY: 0}, source_cluster_id="A")
+        assert lost(target, control, mapped, source) == LostCopies((), (Q,), retired=(P,))
+        assert lost(target, control, mapped, anew) == LostCopies(retired=(P, Q))
 
 
 def test_a_copy_that_had_only_filler_before_its_start_was_empty(target: Any) -> None:
