@@ -122,7 +122,7 @@ def test_a_promoted_link_of_another_source_keeps_its_name_and_its_control(source
         is_promotion_begun=True,
         is_fenced=True,
     )
-    told = "Link same-name has copied from cluster of-a-third-cluster, and this source is cluster .*: give another --link for it$"
+    told = "Link same-name has copied from cluster of-a-third-cluster, and this source is cluster .*: check --source; to copy from this one, give"
     with both(target, source) as (origin, copy):
         origin.run(update_control, copy, "same-name", lambda _: other)
         for topics in (None, "topics-mine"):

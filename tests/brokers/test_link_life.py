@@ -34,6 +34,7 @@ from support.mirror_link import (
     create_topic,
     delete_topic,
     ends,
+    make_anew,
     mirror,
     move_groups,
     prepare,
@@ -1034,6 +1035,23 @@ def test_what_both_clusters_deleted_before_a_failover_is_no_loss_once_the_source
             assert "deleted and created again" not in str(run(source, target, command, link))
 
 
+@pytest.mark.parametrize("is_translated", [False, True])
+def test_a_source_that_is_another_cluster_is_called_so_and_its_topics_not_created_again(
+    source: str, target: str, is_translated: bool
+) -> None:
+    topic = link = f"life-wrong-source-{is_translated}"
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    mirror(source, target, topic, link, is_translated=is_translated)
+    control_of(target, link, source_cluster_id="of-another")
+    make_anew(source, topic)
+    for command in (read_status, promote):
+        with pytest.raises(OptionError, match="copies from cluster of-another, and this source is .*: check --source"):
+            run(source, target, command, link)
+    assert fail_over(target, link).is_done
+    assert run(source, target, read_status, link).is_promoted, "it copies nothing any more"
+
+
 def test_copies_are_lost_though_they_end_at_0_or_the_source_has_no_record_after_them(source: str, target: str) -> None:
     """Of topics that were created again before the failover, or that end with an aborted transaction on the source."""
     link = "life-nothing-after"
@@ -1285,7 +1303,7 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(
     reads.reset_mock()
     with pytest.raises(
         TargetDivergedError,
-        match=r"is the original: link lost, .* failback --source \S+ --target \S+ --link lost-back:",
+        match=r"is the original: link lost, .* failback --source \S+ --target \S+ --link lost-back --topics life-lost:",
     ):
         prepare(target, source, topic, "lost-back")
     assert reads.call_count == 1, "a start asks once who copies the other way"

@@ -76,7 +76,8 @@ class FakeTarget:
 
     bootstrap_servers, file_options = "b:9092", ""
 
-    def __init__(self, *topics: str) -> None:
+    def __init__(self, *topics: str, id: str = "B") -> None:
+        self.id = id
         self.topics = topics
         self.net = Net()
         self.manager = SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
@@ -88,7 +89,7 @@ class FakeTarget:
         return dict.fromkeys(wanted, 10)
 
     async def cluster_id(self) -> str:
-        return f"cluster {id(self)}"
+        return self.id
 
     def wire_topic(self, topic: str) -> str:
         return topic
@@ -135,7 +136,7 @@ class World:
     later: list[PartitionLag] = field(default_factory=list)  # what the next looks find
 
     def promote(self, **how: Any) -> PromotionReport:
-        cluster, target = cast(Cluster, FakeTarget("orders")), cast(Cluster, FakeTarget(*self.on_target))
+        cluster, target = cast(Cluster, FakeTarget("orders", id="A")), cast(Cluster, FakeTarget(*self.on_target))
         how.setdefault("groups", TopicFilter())
 
         async def run() -> PromotionReport:

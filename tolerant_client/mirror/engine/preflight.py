@@ -56,9 +56,10 @@ def require_same_source(control: LinkControl, link: str, cluster_id: str | None)
     """Raises OptionError if the link has copied from another cluster: its target's logs are not copies of this one."""
     known = control.source_cluster_id
     if control.topics is not None and None not in (known, cluster_id) and known != cluster_id:
-        copies, or_promote = ("has copied", "") if control.is_over else ("copies", f", or promote link {link} first")
+        copies = "has copied" if control.is_over else "copies"
         raise OptionError(
-            f"Link {link} {copies} from cluster {known}, and this source is cluster {cluster_id}: give another --link for it{or_promote}"
+            f"Link {link} {copies} from cluster {known}, and this source is cluster {cluster_id}: check --source; to copy from this one,"
+            " give another --link"
         )
 
 

@@ -31,6 +31,7 @@ from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import link_back, refuse_one_cluster
+from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.life.comparison import compare_ends, split
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
@@ -250,6 +251,7 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
 
 async def _find_scope(order: _Order, source: Cluster, target: Cluster, link: str, control: LinkControl) -> _Scope:
     """What is to be promoted.  Raises OptionError where it cannot be."""
+    require_same_source(control, link, await source.cluster_id())
     chosen = await require_whole(source, target, control, link, order.topics, of_file=order.of_file)
     mapped = await mapped_topics(target, link, control, patience_ms=LEADERS_MS)
     beside = await beside_file(source, target, control, link, order.topics_of_file, mapped)

@@ -22,7 +22,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LinkPromotedError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.engine.preflight import unled_copies
+from tolerant_client.mirror.engine.preflight import require_same_source, unled_copies
 from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.life.left_behind import as_left, left_texts, never_copied
 from tolerant_client.mirror.life.lens import PartitionLag, bytes_per_offset, look_led, positions_of, written_ms
@@ -175,6 +175,8 @@ async def _read_scope(
     control = await read_control(target, link)
     if topics is None:
         await require_not_forgotten(target, link, control)
+    if not (is_source_away or control.is_over):
+        require_same_source(control, link, await source.cluster_id())
     chosen = topics or written_topics(control, link, None)
     lost = await lost_map(target, link, control)
     mapped = NO_MAP if lost else await mapped_topics(target, link, control, within_s=BOUND_S)

@@ -44,8 +44,8 @@ DELETED_ON_TARGET = (
     " (refresh.topics.enabled) creates it again within a minute and fills it; else restart the mirror"
 )
 TRANSLATED_COPY_DELETED = (
-    "not on the target any more, though the link has copied to it: with translated offsets nothing fills it again; mirror it under"
-    " another link name to copy it again"
+    "not on the target any more, though the link has copied to it: with translated offsets nothing fills it again; mirror it"
+    " alone under another link name to copy it again"
 )
 DELETE_COPY = "delete the copy on the target only if the topic was deleted on the source and you do not need the copy"
 DELETED_ON_SOURCE = (

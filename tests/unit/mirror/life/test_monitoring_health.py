@@ -9,6 +9,7 @@ from functools import partial
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -381,6 +382,7 @@ def read_by(
 
     cluster: Any = SimpleNamespace(
         net=SimpleNamespace(sleep=sleep),
+        cluster_id=AsyncMock(return_value="A"),
         insist=None,
         bootstrap_servers="b:1",
         manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"}),

@@ -277,7 +277,7 @@ def test_what_a_promotion_found_out_without_a_control_is_in_the_one_that_it_leav
         action(topics=None)
         found = world.control
         assert found.is_fenced and found.topics == ORDERS.to_json()
-        assert found.is_of_unknown_source == found.may_copy_from("A") == (action == world.failover)
+        assert found.is_of_unknown_source == found.may_copy_from("C") == (action == world.failover)
         assert (found.producer_ids, found.begun) == (((), {}) if is_translated else ((5, 7), {P: TopicIds()}))
 
 

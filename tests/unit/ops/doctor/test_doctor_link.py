@@ -880,7 +880,7 @@ def test_what_was_copied_with_translated_offsets_is_not_said_to_be_filled_again(
     mapped = MappedTopics(frozenset({ORDERS}), copies={ORDERS: row})
     gone, missing = topic_findings({"new": replace(spec(), name="new"), "orders": spec()}, {}, 3, LinkControl(), mapped)
     assert gone.severity is ERROR and "nothing fills it again" in gone.evidence
-    assert gone.remedy == "Mirror it under another link name to copy it again"
+    assert gone.remedy == "Mirror it alone under another link name to copy it again"
     assert missing.thing == "topic new"
 
 

@@ -23,7 +23,7 @@ from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, begun_a
 from tolerant_client.mirror.state.topics import TopicFacts
 from tolerant_client.records.record_batch import Record
 
-_ANOTHER_LINK = "mirror it under another link name to copy it again"
+_ANOTHER_LINK = "mirror it alone under another link name to copy it again"
 # While both topics are the same, the map refuses that to another link (copied_before.py).
 _COPY_AGAIN = (
     f"to copy it again, delete the topic on the target, {WITH_WHAT_IT_HAS}, or else the link's offset map, and mirror it under another"
