@@ -18,9 +18,10 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from support.mirror_link import append_records, create_topic, ends, failed_over, mirror, promoted
+from support.mirror_link import append_records, both, create_topic, ends, failed_over, mirror, promoted
 from support.settled import until
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.standby.clients import KafkaConsumer
 from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.stock import moved_member
@@ -383,6 +384,67 @@ def test_what_was_committed_counts_also_of_members_that_come_seconds_after_anoth
         time.sleep(0.5)
         again = [place for place, times in Counter(read()).items() if times != 1]
         assert [offset for _, offset in again if offset < 150] == []  # of the others nothing was committed
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["planned", "failover"])
+def test_what_the_group_had_committed_before_it_left_a_cluster_does_not_count_when_it_comes_home(
+    source: str, target_cluster: KafkaCluster, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, target = f"members-home-{is_lost}".lower(), target_cluster.bootstrap_servers
+    back = f"{name}-back"
+    copied(source, target, name)
+    moving, lateness = moved_member.MovedMember.moved, iter([0.0, 4.0])
+
+    def moved(member: Any, move: Any) -> None:
+        time.sleep(next(lateness))
+        moving(member, move)
+
+    def step(member: Member) -> None:
+        known = len(member.read)
+        member.poll()
+        if len(member.read) > known:
+            with suppress(Errors.CommitFailedError, Errors.RebalanceInProgressError):
+                member.consumer.commit()
+
+    with ExitStack() as stack:
+        options: Any = {"enable_auto_commit": False, "session_timeout_ms": 6_000, "heartbeat_interval_ms": 500}
+        members = [Member(source, target, name, max_poll_records=100, **options) for _ in range(2)]
+
+        def are_joined(moves: int) -> bool:
+            return all(
+                sum(isinstance(event, Moved) for event in member.events) == moves
+                and not member.consumer._coordinator.is_moving
+                and len(member.consumer.assignment()) == 1
+                for member in members
+            )
+
+        def read() -> Counter[tuple[int, int]]:
+            return Counter(place for member in members for place in member.read)
+
+        for member in members:
+            stack.callback(member.consumer.close)
+            stack.enter_context(member.polling(step=step))
+        until(lambda: committed(source, name) == [100, 100] and are_joined(0))
+        left = time.monotonic()
+        promoted(source, target, name)
+        until(lambda: are_joined(1))
+        append_records(target, name, 100, partitions=2, first=100)
+        until(lambda: committed(target, name) == ends(target, name, 2))
+        with both(target, source) as (origin, copy):
+            assert origin.run(lambda: failback(origin, copy, back, name)).is_done
+        mirror(target, source, name, back)
+        time.sleep(max(0.0, left + 8.0 - time.monotonic()))  # until then Kafka takes them for members of the group
+        monkeypatch.setattr(moved_member.MovedMember, "moved", moved)
+        if is_lost:
+            target_cluster.pause(1)
+            stack.callback(target_cluster.resume, 1)
+            failed_over(source, back)
+        else:
+            promoted(target, source, back)
+        until(lambda: are_joined(2))
+        append_records(source, name, 10, partitions=2, first=200)
+        until(lambda: len(read()) == 420)
+        assert {place: times for place, times in read().items() if times != 1} == {}
 
 
 def test_nothing_is_passed_over_while_the_former_owner_of_a_partition_without_commits_may_come(

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.structs import MemberState, OffsetAndMetadata
+from kafka.structs import MemberState
 
 from tolerant_client.errors import CoordinatorUnavailableError
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
@@ -141,10 +141,7 @@ class TolerantCoordinator(MovedMember):
             raise
         except Errors.KafkaTimeoutError:
             return False
-        begins = self.begin_at(missing, committed)
-        for partition, offset in begins.items():
-            self._subscription.seek(partition, OffsetAndMetadata(offset.offset, "", offset.leader_epoch))
-        return not await self.waits_for_owners(missing - begins.keys())
+        return await self.begin(missing, committed)
 
     @contextmanager
     def _saying_why(self, what: str) -> Iterator[None]:

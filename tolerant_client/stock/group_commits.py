@@ -7,9 +7,14 @@ Laws:
   had joined first, is committed by this member as soon as it has joined, whoever is assigned the partition, unless the group is further
   on.  Everybody's join after a move lasts LATEST_S longer than that takes (moved_member.py), and only then a position is looked for.
 - A member that was first is alone with all partitions, and nobody can tell it who else will come.  So of a partition of which nothing is
-  committed it reads nothing, by `auto_offset_reset`, for OWNERS_S after its own former commits: who had the partition joins meanwhile,
-  and commits what it knows.  If nobody comes, it begins with "latest" where the end was when it got the partition.  Where something is
-  committed, it begins there: that may be what a mirror has synced.
+  committed that counts it reads nothing for OWNERS_S after its own former commits: who had the partition joins meanwhile, and commits
+  what it knows.
+- What was committed on the next cluster before the group came (what a mirror has synced, or the group itself before it had left that
+  cluster) does not count if the group was further on, on the former one.  That one says so as long as it responds.  If it is lost, whatever was
+  committed before the clients had left the next cluster may be such, where records were copied since.  What is committed once this
+  member has come counts, also if it is less: its owner has gone back.
+- If nobody comes, a member begins where the group was on the former cluster, and commits that; else at what is committed, else by
+  `auto_offset_reset`: with "latest" where the end was when it got the partition.
 - What could not even then be committed (a right, a topic that is not there) counts where this member is assigned the partition by its
   first join: it begins there, if the group is not further on.
 - A partition that a member keeps has its position, also one that was sought.  But if the group is further on than that, and than what
@@ -28,6 +33,7 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import OffsetResetStrategy
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
+from tolerant_client.stock.moving import Destination
 from tolerant_client.stock.stock_names import ConsumerCoordinator
 
 log = logging.getLogger(__name__)
@@ -53,13 +59,25 @@ class GroupCommits(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python i
         self._looks_at = 0.0  # for commits again, not before
         self._ends: dict[TopicPartition, int] = {}  # of those partitions, when this member got them
         self._find_ends: FindEnds | None = None  # None before a move
+        self._to: Destination | None = None
+        self._before: Offsets | None = None  # by the group there, before this member's own
 
-    def _begin_on_next_cluster(self, former: Offsets, find_ends: FindEnds) -> None:
+    def _begin_on_next_cluster(self, former: Offsets, to: Destination, find_ends: FindEnds) -> None:
         """Of the `former` commits none is made on the next cluster yet, where `find_ends` tells where logs end."""
+        self._to, self._before = to, None
         self._committed.clear()
         self._uncommitted, self._found = dict(former), {}
         self._owners_until, self._looks_at, self._ends = 0.0, 0.0, {}
         self._find_ends = find_ends
+
+    async def _find_former(self) -> None:
+        """What the group had committed on the next cluster before it came; as far as that tells."""
+        topics = self._subscription.subscription
+        if self._before is None and self._to is not None and topics:
+            with suppress(Errors.KafkaError):
+                self._before = await self.fetch_committed_offsets_async(
+                    {tp for tp in self._to.ends if tp.topic in topics}, timeout_ms=LAST_COMMIT_MS
+                )
 
     def _wait_for_owners(self) -> None:
         """From now on, since the former commits are made, or given up."""
@@ -115,27 +133,50 @@ class GroupCommits(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python i
                 self._subscription.seek(tp, OffsetAndMetadata(at.offset, "", at.leader_epoch))
                 self._committed[tp] = at
 
-    def begin_at(self, partitions: Collection[TopicPartition], committed: Offsets) -> Offsets:
-        """Where to begin in partitions without a position: what the group has committed, or later what this member had."""
+    def _is_left_behind(self, tp: TopicPartition, committed: OffsetAndMetadata) -> bool:
+        """Whether nobody has committed this since the group came, and the group had gone on elsewhere."""
+        if self._to is None or not self._to.is_left_behind(tp, committed.offset):
+            return False
+        return self._before is None or tp in self._before and self._before[tp].offset == committed.offset
+
+    async def begin(self, partitions: Collection[TopicPartition], committed: Offsets) -> bool:
+        """Begins in partitions without a position where the group has `committed`, or later where this member had.
+
+        False: in some it is too early to do so.
+        """
+        is_member = self._subscription.partitions_auto_assigned()
+        is_early = is_member and time.monotonic() < self._owners_until
         later = {
             tp: offset
             for tp in partitions
             if (offset := self._uncommitted.pop(tp, None))
             and (tp not in committed or committed[tp].offset < offset.offset)
         }
-        if self._subscription.partitions_auto_assigned():
-            self._committed.update(committed)
-        return {**committed, **later}
+        behind = {tp for tp, at in committed.items() if is_member and tp not in later and self._is_left_behind(tp, at)}
+        begins = {**committed, **later}
+        former: dict[TopicPartition, OffsetAndMetadata] = {}
+        if is_early:
+            begins = {tp: at for tp, at in begins.items() if tp not in behind}
+        elif is_member and self._to is not None:
+            places = {tp: self._to.former_commit(tp) for tp in partitions if tp not in begins or tp in behind}
+            former = {tp: OffsetAndMetadata(at, "", -1) for tp, at in places.items() if at is not None}
+        if is_member:
+            self._committed.update({tp: at for tp, at in committed.items() if tp in begins})
+        begins |= former
+        for tp, at in begins.items():
+            self._subscription.seek(tp, OffsetAndMetadata(at.offset, "", at.leader_epoch))
+        with suppress(Errors.KafkaError):  # nobody else will
+            await self._commit_offsets_sync_async(former, timeout_ms=LAST_COMMIT_MS)
+        return not await self._waits_for_owners(partitions - begins.keys(), is_early)
 
-    async def waits_for_owners(self, partitions: Collection[TopicPartition]) -> bool:
-        """Whether it is too early to begin in these, of which nothing is committed, by auto_offset_reset."""
-        now = time.monotonic()
-        if not partitions or now >= self._owners_until or not self._subscription.partitions_auto_assigned():
+    async def _waits_for_owners(self, partitions: Collection[TopicPartition], is_early: bool) -> bool:
+        """Whether it is too early to begin in these, of which nothing counts that is committed."""
+        if not partitions or not is_early:
             self._looks_at, ends, self._ends = 0.0, self._ends, {}
             for tp in ends.keys() & partitions:
                 self._subscription.seek(tp, ends[tp])
             return False
-        self._looks_at = now + _LOOKS_S
+        self._looks_at = time.monotonic() + _LOOKS_S
         begins_at_end = self._subscription._default_offset_reset_strategy == OffsetResetStrategy.LATEST
         if begins_at_end and self._find_ends is not None:
             with suppress(Errors.KafkaError):

@@ -113,7 +113,7 @@ class MovedMember(GroupCommits):
         self._disable_heartbeat()
         self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
         if self.group_id is not None:
-            self._begin_on_next_cluster(move.copied({**unread, **offsets}), move.ends)
+            self._begin_on_next_cluster(move.copied({**unread, **offsets}), move.to, move.ends)
             self._begun = unread.keys() - offsets.keys()
             self._tried, self._first_commit = Future(), self._manager.call_soon(self._commit_first)
             self._first_commit.add_both(lambda _: self._tried.success(None))
@@ -189,6 +189,7 @@ class MovedMember(GroupCommits):
         await self._manager.moved(timeout_ms)
         if not await super().ensure_coordinator_ready_async(timeout_ms):
             raise Errors.KafkaTimeoutError(f"group {self.group_id}: no coordinator")
+        await self._find_former()
         try:
             known = await self.fetch_committed_offsets_async(
                 self._uncommitted.keys() & self._begun, timeout_ms=timeout_ms

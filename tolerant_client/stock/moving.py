@@ -32,7 +32,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -59,12 +59,15 @@ class Destination:
     """The cluster that a client moves to: `config` (kafka-python's keys) connects to it.
 
     `ends` has the offsets after the last copied record; it need not have partitions without one.  `is_copied` tells whether the
-    other cluster has copies of a topic at all.
+    other cluster has copies of a topic at all.  `left_at` has where its logs ended when the clients left it, if they come back to it.
+    `former_commits` tells what the client's group has committed on the cluster that it leaves, None until that has said so.
     """
 
     config: Mapping[str, Any]
     ends: Mapping[TopicPartition, int]
     is_copied: Callable[[str], bool]
+    left_at: Mapping[TopicPartition, int] = field(default_factory=dict)
+    former_commits: Callable[[], Mapping[TopicPartition, int] | None] = lambda: None
 
     def end(self, partition: TopicPartition) -> int | None:
         """The offset after the last copied record; None if the other cluster has no copies of the partition."""
@@ -74,6 +77,18 @@ class Destination:
         """Where the other cluster has what follows a position; None if it has no copies of the partition."""
         end = self.end(partition)
         return None if end is None else min(offset, end)
+
+    def former_commit(self, partition: TopicPartition) -> int | None:
+        """What is to be committed for the group's commit on the former cluster; None if there is none, or none is known."""
+        offset = (self.former_commits() or {}).get(partition)
+        return None if offset is None else self.place(partition, offset)
+
+    def is_left_behind(self, partition: TopicPartition, committed: int) -> bool:
+        """Whether the group has gone on elsewhere since it committed this on the other cluster, or may have."""
+        if self.former_commits() is not None:
+            former = self.former_commit(partition)
+            return former is not None and committed < former
+        return committed <= self.left_at.get(partition, -1) and committed < self.ends.get(partition, -1)
 
     def committed(self, partition: TopicPartition, offset: int, read: float) -> int | None:
         """What to commit for an offset that a moved client asks for, which is the former cluster's if it has `read` there so far.

@@ -1122,6 +1122,64 @@ def test_a_partition_of_which_nothing_is_committed_is_not_begun_while_its_former
     assert member._subscription.position(second) is None  # auto_offset_reset decides
 
 
+FIRST, SECOND = (TopicPartition("t", number) for number in range(2))
+
+
+@pytest.mark.parametrize(
+    ("former", "left_at", "before", "at_once", "at_last"),
+    [
+        ({FIRST: 50, SECOND: 60}, 0, 10, [None, 60], [50, 60]),
+        (None, 20, 10, [None, 60], [10, 60]),
+        (None, 20, None, [None, 60], [10, 60]),  # whether others have committed since is unknown
+        ({FIRST: 50}, 20, 5, [10, 60], [10, 60]),  # others have committed since
+        ({}, 20, 10, [10, 60], [10, 60]),
+        (None, 0, 10, [10, 60], [10, 60]),
+    ],
+)
+def test_what_the_group_had_committed_before_it_went_elsewhere_counts_only_if_its_owner_does_not_come(
+    broker: GroupBroker,
+    member: TolerantCoordinator,
+    former: dict[TopicPartition, int] | None,
+    left_at: int,
+    before: int | None,
+    at_once: list[int | None],
+    at_last: list[int],
+) -> None:
+    broker.committed = {("t", 0): (10, -1), ("t", 1): (60, -1)}
+    knows(member, broker, 2)
+    assert member.poll(timeout_ms=10_000)
+    ends = {FIRST: 100, SECOND: 100}
+    member._to = Destination({}, ends, lambda topic: True, {FIRST: left_at}, lambda: former)
+    member._before = None if before is None else {FIRST: OffsetAndMetadata(before, "", -1)}
+    member._owners_until = time.monotonic() + 1.0
+
+    def begins() -> list[int | None]:
+        positions = [member._subscription.position(tp) for tp in (FIRST, SECOND)]
+        return [position and position.offset for position in positions]
+
+    assert member.refresh_committed_offsets_if_needed(timeout_ms=10_000) == (None not in at_once)
+    assert begins() == at_once and member._last_commits().keys() == {tp for tp, at in zip(ends, at_once) if at}
+    until(member, lambda: time.monotonic() > member._owners_until)
+    assert member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+    assert begins() == at_last
+    assert broker.committed["t", 0][0] == at_last[0], "who comes later begins there, too"
+
+
+def test_what_the_owner_of_a_partition_commits_meanwhile_counts_at_once(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    broker.committed = {("t", 0): (10, -1)}
+    knows(member, broker, 1)
+    assert member.poll(timeout_ms=10_000)
+    member._to = Destination({}, {FIRST: 100}, lambda topic: True, {}, lambda: {FIRST: 50})
+    member._net.run(member._find_former)
+    member._owners_until = time.monotonic() + 60.0
+    assert not member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+    broker.committed = {("t", 0): (30, -1)}  # where it has gone back to
+    until(member, lambda: member.refresh_committed_offsets_if_needed(timeout_ms=10_000))
+    assert member._subscription.position(FIRST).offset == 30
+
+
 @pytest.mark.parametrize(("then", "at"), [(20, 20), (10, 5)], ids=["others have read on", "it has gone back"])
 def test_a_member_that_keeps_a_partition_goes_on_after_what_others_have_committed_meanwhile(
     broker: GroupBroker, member: TolerantCoordinator, then: int, at: int

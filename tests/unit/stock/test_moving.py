@@ -41,6 +41,31 @@ def test_an_offset_that_may_be_of_a_record_of_either_cluster_commits_the_end_of_
     assert TO.committed(OTHER, offset, 120) == TO.committed(BEGUN_EMPTY, offset, 120) == of_another
 
 
+@pytest.mark.parametrize(
+    ("committed", "former", "left_at", "is_behind"),
+    [
+        (40, {COPIED: 41}, {}, True),
+        (41, {COPIED: 41}, {COPIED: 60}, False),
+        (40, {BEGUN_EMPTY: 41}, {COPIED: 60}, False),  # the cluster tells that nothing is committed there
+        (100, {COPIED: 120}, {}, False),  # it has committed what was not copied
+        (40, None, {}, False),
+        (40, None, {COPIED: 40}, True),
+        (41, None, {COPIED: 40}, False),
+        (100, None, {COPIED: 100}, False),  # nothing follows
+    ],
+)
+def test_a_commit_is_left_behind_if_the_group_went_on_elsewhere_as_far_as_that_is_known(
+    committed: int, former: dict[TopicPartition, int] | None, left_at: dict[TopicPartition, int], is_behind: bool
+) -> None:
+    to = Destination({}, {COPIED: 100}, lambda topic: topic == "orders", left_at, lambda: former)
+    assert to.is_left_behind(COPIED, committed) == is_behind
+
+
+def test_what_the_group_had_committed_elsewhere_is_never_after_the_end_of_the_copies() -> None:
+    to = Destination({}, {COPIED: 100}, lambda topic: topic == "orders", {}, lambda: {COPIED: 120, OTHER: 7})
+    assert [to.former_commit(tp) for tp in (COPIED, OTHER, BEGUN_EMPTY)] == [100, None, None]
+
+
 class Client(SimpleNamespace):
     """Which can be referred to weakly."""
 

@@ -100,13 +100,16 @@ def own_connection(configs: Mapping[str, Any]) -> dict[str, Any]:
 class Follower:
     """What a client makes of the controls of the link that leads `to` another cluster; it does not keep the client alive.
 
-    `has_moved`: that link undoes the promotion that has led the client to where it is (way_back.py), so it is the client's.
+    `moved_by`: the control of the promotion that has led the client to where it is.  That link undoes it (way_back.py), so it is the
+    client's.
     """
 
-    def __init__(self, mover: Mover, own: Mapping[str, Any], to: Mapping[str, Any], *, has_moved: bool = False) -> None:
+    def __init__(
+        self, mover: Mover, own: Mapping[str, Any], to: Mapping[str, Any], moved_by: LinkControl | None = None
+    ) -> None:
         self._mover = mover
         self._own, self._to = own, to
-        self._has_moved = has_moved
+        self._moved_by = moved_by
         self._told: set[str] = set()  # topics outside the link
 
     @property
@@ -118,7 +121,7 @@ class Follower:
         """Raises OptionError for a link that does not copy from the client's cluster; warns of topics that it does not copy."""
         if self._mover.is_moving:
             raise Errors.KafkaError(f"link {link} is considered once the client has left for where it moves to")
-        if not self._has_moved and not self._is_of_own_cluster(link, control):
+        if self._moved_by is None and not self._is_of_own_cluster(link, control):
             return
         if outside := {topic for topic in self._mover.topics() - self._told if not control.writes(topic)}:
             self._told |= outside
@@ -168,19 +171,23 @@ class Follower:
         led = Led(link, control, here=self._to, left=self._own)
         led, back = led_on(led, self._mover.topics, 0.0 if is_new else FIRST_WORD_S)
         if led.here is self._to:
-            self._move(led.control)
+            self._move(led.control, back)
         if (client := self._mover.client) is None:
             back.close()
         else:
-            client._follow(back, Follower(self._mover, led.here, led.left, has_moved=True))
+            client._follow(back, Follower(self._mover, led.here, led.left, led.control))
 
-    def _move(self, control: LinkControl) -> None:
+    def _move(self, control: LinkControl, back: WayBack) -> None:
         def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> Awaitable[None]:
             from tolerant_client.mirror.standby.copied_records import find_copies
 
             return find_copies(net, self._to, sought, control.copied_until, tell)
 
-        self._mover.begin(Destination(self._to, control.copied_until, control.writes), find)
+        left_at = {} if self._moved_by is None else self._moved_by.copied_until
+        if (group := self._mover.group) is not None:
+            back.ask_for_commits(group)
+        to = Destination(self._to, control.copied_until, control.writes, left_at, lambda: back.group_commits)
+        self._mover.begin(to, find)
 
 
 class Following(clients.Recovering):
@@ -278,7 +285,7 @@ class Following(clients.Recovering):
         except BaseException:
             back.close()
             raise
-        return back, Follower(Mover(self), led.here, led.left, has_moved=True)
+        return back, Follower(Mover(self), led.here, led.left, led.control)
 
     def _begin_at_standby(
         self,

@@ -7,18 +7,22 @@ Laws:
   undoes earlier ones only.  So they lead nobody in a circle, and need no other proof that they are the client's.
 - The way back must copy all topics that L copied for the client: of links that copy a part each, none is followed, with a warning.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
-- The cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
+- The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
+- That cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
   is warned of its silence.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import kafka.errors as Errors
+from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.groups import fetch_offsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, text_of
@@ -28,6 +32,8 @@ from tolerant_client.mirror.state.control_topic import ControlFollower
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.state_topic import StateTopic
 from tolerant_client.records.record_batch import Record
+from tolerant_client.stock.group_commits import OWNERS_S
+from tolerant_client.stock.moved_member import READS_ON_S
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +74,26 @@ class WayBack(LinkWatch):
     ) -> None:
         super().__init__(home, left_by, name="cluster that the client has left")
         self._left_by, self._left, self._topics = left_by, left, topics
+        self.group_commits: Mapping[TopicPartition, int] | None = None  # what ask_for_commits has found
         self._back = LinksBack(self.cluster, left.promotion_id(left_by))
+
+    def ask_for_commits(self, group: str) -> None:
+        """Begins to ask, after `start`, what the client's group has committed on the cluster that it has left."""
+        self._net.call_soon_with_future(self._find_commits, group)
+
+    async def _find_commits(self, group: str) -> None:
+        ends = time.monotonic() + OWNERS_S
+        await self._net.sleep(READS_ON_S)
+        while time.monotonic() < ends and not self.is_closed:
+            try:
+                found, failures = await fetch_offsets(self.cluster, [group])
+                for error in failures.values():
+                    raise error
+                self.group_commits = {tp: committed.offset for tp, committed in found[group].items()}
+                return
+            except Exception as error:  # the cluster may be lost, or tell nobody
+                log.debug("What group %s had committed on the %s: %s", group, self.cluster.name, text_of(error))
+            await self._net.sleep(PAUSE.pause_s(1))
 
     @property
     def unknown(self) -> str:

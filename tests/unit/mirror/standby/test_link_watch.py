@@ -279,7 +279,7 @@ def test_a_link_that_undoes_the_clients_move_needs_no_other_proof(
     own: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     follower = follower_of(own)
-    follower._has_moved = True  # type: ignore[attr-defined]
+    follower._moved_by = LinkControl()  # type: ignore[attr-defined]
     follower.heard("B-A", LinkControl(is_promotion_begun=True, is_fenced=True, topics=LinkTopics().to_json()))
     assert not caplog.records
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import kafka.errors as Errors
 import pytest
+from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.standby import way_back
 from tolerant_client.mirror.standby.way_back import WayBack
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import encode_control
@@ -123,6 +126,25 @@ def test_what_was_read_is_not_read_again(home: Home, watched: Watched) -> None:
     assert home.read == [0, 1, 2]
     home.is_there = False
     assert watched.control().is_unwritten, "the topic was deleted"
+
+
+def test_the_cluster_that_the_client_has_left_is_asked_for_its_groups_commits_until_it_tells(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = TopicPartition("orders", 0)
+    refused = Errors.CoordinatorLoadInProgressError()
+    told: list[Any] = [refused, ({}, {"g": refused}), ({"g": {orders: CommittedOffset(5, "")}}, {})]
+
+    async def fetch_offsets(cluster: Any, groups: list[str]) -> Any:
+        found = told.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(way_back, "fetch_offsets", fetch_offsets)
+    monkeypatch.setattr(way_back, "READS_ON_S", 0.0)
+    watched.watch._net.run(watched.watch._find_commits, "g")
+    assert watched.watch.group_commits == {orders: 5} and not told
 
 
 def test_a_link_that_copies_back_a_part_is_not_followed(home: Home, watched: Watched) -> None:
