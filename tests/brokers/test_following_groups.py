@@ -24,7 +24,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.standby.clients import KafkaConsumer
 from tolerant_client.mirror.state.control_topic import update_control
-from tolerant_client.stock import moved_member
+from tolerant_client.stock import group_commits, moved_member
 from tolerant_client.stock.coordinator import TolerantCoordinator
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Event, Moved
@@ -452,7 +452,7 @@ def test_nothing_is_passed_over_while_the_former_owner_of_a_partition_without_co
 ) -> None:
     name = "members-owners"
     copied(source, target, name)
-    monkeypatch.setattr(moved_member, "OWNERS_S", 8.0)
+    monkeypatch.setattr(group_commits, "OWNERS_S", 8.0)
     options: Any = {"enable_auto_commit": False, "auto_offset_reset": "latest"}
     members = [
         Member(source, target, name, client_id=str(n), partition_assignment_strategy=[OneOther], **options)
