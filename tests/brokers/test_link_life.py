@@ -997,6 +997,32 @@ def test_a_copy_that_was_deleted_before_a_failover_is_lost_for_every_command_aft
         assert report.exit_code == 3 and report.damaged[0].startswith(told), report
 
 
+def test_a_lost_topic_that_another_link_has_copied_again_holds_no_promotion_up(source: str, target: str) -> None:
+    """As the message on the lost copy advises it."""
+    link = "life-recopied"
+    lost, kept, other = f"{link}-lost", f"{link}-kept", f"{link}.other"
+    for topic in (lost, kept):
+        create_topic(source, topic, 1)
+        append_records(source, topic, 20)
+    mirror(source, target, f"{link}-.*", link, is_translated=True)
+    delete_topic(target, lost)
+    mirror(source, target, lost, other, is_translated=True)
+    append_records(source, lost, 3, first=20)
+    mirror(source, target, lost, other, is_translated=True)
+    for is_dry_run in (True, False):
+        report = run(source, target, promote, link, is_dry_run=is_dry_run, deadline_s=5.0)
+        assert (report.is_done, report.blockers, report.damaged) == (not is_dry_run, (), ()), report
+        assert [p.topic for p in report.partitions] == [kept]
+        (text,) = report.not_promoted
+        assert text.startswith(f"{lost}-0 on the target") and f"link {other} has copied it" in text
+    append_records(source, lost, 2, first=23)  # the other link copies on
+    assert mirror(source, target, lost, other, is_translated=True)[TopicPartition(lost, 0)].records == 2
+    report = run(source, target, promote, other, deadline_s=5.0)
+    assert report.is_done and report.exit_code == 0, report
+    for command in (promote, read_status):
+        assert run(source, target, command, link).exit_code == 0
+
+
 @pytest.mark.parametrize("is_anew", [False, True])
 @pytest.mark.parametrize("is_translated", [False, True])
 def test_what_both_clusters_deleted_before_a_failover_is_no_loss_once_the_source_can_say_so(

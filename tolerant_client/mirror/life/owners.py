@@ -42,7 +42,7 @@ from tolerant_client.mirror.state.health import by_reason, names
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_rows import MappedTopics
 from tolerant_client.mirror.state.map_topic import map_partition
-from tolerant_client.mirror.state.offset_map import is_another
+from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.mirror.state.topics import read_ids
 
 _MAPS_S = 10.0  # how long others' maps are read, at the same time: a failover must not wait for them
@@ -137,21 +137,22 @@ async def copied_elsewhere(
 ) -> dict[TopicPartition, str]:
     """Which links with translated offsets have copied those of these partitions of which the map of `link` has nothing.
 
-    What cannot be read now decides nothing.  Raises KafkaError.
+    Nor has it anything of a topic that was created again on the target.  What cannot be read now decides nothing.  Raises KafkaError.
     """
-    uncopied = [p for p in partitions if p not in mapped.copies and map_partition(link, p) not in mapped.unread]
+    wanted = [p for p in partitions if map_partition(link, p) not in mapped.unread]
+    ids = await read_ids(None, target, {p.topic for p in wanted})
+
+    def is_of_another_topic(p: TopicPartition, row: MapRow) -> bool:
+        return is_another(row.ids[1], ids.get(p.topic, TopicIds()).target)
+
+    uncopied = [p for p in wanted if p not in mapped.copies or is_of_another_topic(p, mapped.copies[p])]
     ends = (await list_led_offsets(target, dict.fromkeys(uncopied, LATEST))).offsets
     starts = (await list_led_offsets(target, dict.fromkeys((p for p, end in ends.items() if end), EARLIEST))).offsets
-    if not starts:
-        return {}
-    ids = await read_ids(None, target, {p.topic for p in starts})
     return {
         p: copy.link
-        for p, copies in (await other_copies(target, link, list(starts), None, _MAPS_S)).items()
+        for p, copies in (await other_copies(target, link, list(starts), None, _MAPS_S) if starts else {}).items()
         for copy in copies
-        if copy.row is not None
-        and copy.row.target_until > starts[p]
-        and not is_another(copy.row.ids[1], ids.get(p.topic, TopicIds()).target)
+        if copy.row is not None and copy.row.target_until > starts[p] and not is_of_another_topic(p, copy.row)
     }
 
 
@@ -195,7 +196,7 @@ def find_owners(
                 of_links[p] = refused[p.topic]
             elif p in evidence.elsewhere:
                 of_strangers[p] = (
-                    f"link {evidence.elsewhere[p]} has copied it, and the offset map of this link names nothing of it"
+                    f"link {evidence.elsewhere[p]} has copied it, and the offset map of this link names nothing of the topic that is there now"
                 )
             elif p in logs.foreign:
                 of_strangers[p] = _NOT_MAPPED
