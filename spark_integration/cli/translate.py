@@ -16,6 +16,8 @@ from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.health import by_reason
+from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.printing import Table, echo, echo_json, print_table
@@ -59,7 +61,8 @@ def translate(
 
     A consumer that resumes at a translated offset reads each record once.  Exit code 3: an offset is not on the target
     (not copied yet, deleted there, or its partition is not mirrored), or nobody knows its position (another mirror copied
-    it, before-takeover); then its row says so, and --commit leaves such a partition unchanged.
+    it, before-takeover), or its topic was deleted, or deleted and created again, on either cluster since it was copied
+    (former-topic; the source is asked with --group); then its row says so, and --commit leaves such a partition unchanged.
     """
     from tolerant_client.mirror.follow import translate as translation
 
@@ -90,6 +93,8 @@ def translate(
             move = partial(translation.commit_group, is_forced=force, is_dry_run=dry_run)
             committed = there.run(move, there, group, found.values())
     _print_translations(found, committed, as_json, names, back, "would commit" if dry_run else "committed")
+    for why, of in by_reason({one.partition: one.why for one in found.values() if one.why}).items():
+        echo(f"tolerant-kafka: {names_of(of)}: {why}", err=True)
     if commit and not any(one.is_written for one in committed):
         would = "would be" if dry_run else "was"
         why = _why_nothing(found.values(), given.link)

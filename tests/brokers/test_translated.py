@@ -32,6 +32,7 @@ from support.mirror_link import (
     ends,
     make_anew,
     mirror,
+    move_groups,
     prepare_translated_link,
 )
 from support.nasty_topics import nasty_topic
@@ -39,6 +40,7 @@ from support.nasty_writer import BROKER_CONFIG, write_topics
 from support.raising_copier import LinkCopier
 from support.tree import SUPPORT
 from tolerant_client import KafkaConsumer
+from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.errors import (
     DataLossError,
     LinkPromotedError,
@@ -527,6 +529,47 @@ def test_a_group_that_moves_to_the_target_reads_every_record_once(source: str, t
     assert (row["source_offset"], row["target_offset"]) == (offset, there_offset), "the same names in both directions"
     beyond = CliRunner().invoke(app, [*one, "1000000"])
     assert beyond.exit_code == 3 and json.loads(beyond.output)[0]["place"] == "not-copied"
+
+
+def test_a_group_is_not_moved_by_the_map_of_a_topic_that_is_there_no_more(source: str, target: str) -> None:
+    """Its offsets would be those of records that others have written, or would skip what the source has written since."""
+    link = group = "former"
+    kept, on_target, on_source, gone = names = [f"former-{name}" for name in ("kept", "target", "source", "gone")]
+    for topic in names:
+        create_topic(source, topic)
+        append_records(source, topic, 12)
+    copy(source, target, "former-.*", link)
+    make_anew_with(target, on_target, 20)
+    make_anew_with(source, on_source, 12)
+    delete_topic(target, gone)
+    with both(source, target) as (origin, there):
+        offsets = {group: {TopicPartition(topic, 0): CommittedOffset(7, "") for topic in names}}
+        assert not origin.run(commit_offsets, origin, offsets)[1]
+        synced = origin.run(
+            partial(move_groups, link=link, is_dry_run=True), origin, there, LinkTopics.of("former-.*"), TopicFilter()
+        )
+    assert [move.position.partition.topic for move in synced.moved] == [kept]
+    reasons = {left.name: left.reason for left in synced.left if left.name.startswith("former-")}
+    assert reasons == {f"{gone}-0": "no-topic", f"{on_source}-0": "former-topic", f"{on_target}-0": "former-topic"}
+    from spark_integration.cli.app import app
+
+    command = ["translate", "--target", target, "--link", link, "--json"]
+    done = CliRunner().invoke(app, [*command, "--group", group, "--source", source, "--commit"])
+    rows = {row["source_topic"]: row for row in json.loads(done.stdout)}
+    assert {topic: row["place"] for topic, row in rows.items() if topic != kept} == dict.fromkeys(
+        names[1:], "former-topic"
+    )
+    assert (done.exit_code, rows[kept]["committed"], rows[kept]["target_offset"]) == (3, True, 7)
+    assert not any("target_offset" in row or "committed" in row for topic, row in rows.items() if topic != kept)
+    for topic, what in ((on_target, "created again on the target"), (on_source, "created again on the source")):
+        assert f"{topic}-0: topic {topic} was deleted and {what} since link {link} copied it" in done.stderr
+    assert f"{gone}-0: topic {gone} was deleted on the target" in done.stderr
+    with both(source, target) as (_, there):
+        assert there.run(group_offsets, there, group) == {TopicPartition(kept, 0): 7}
+    for topic in (on_target, gone):
+        for back in ((), ("--back",)):
+            one = CliRunner().invoke(app, [*command, "--topic", topic, "--offset", "5", *back])
+            assert (one.exit_code, json.loads(one.stdout)[0]["place"]) == (3, "former-topic"), one.output
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ Laws:
 - With identical offsets an offset is the same number; with translated ones the offset map gives it.  Either is limited to
   the target's log, [log start, log end].  If the log end limits it (`is_behind`), a later round moves it further.
 - If a group's next records were copied by another mirror before the link took over, their position on the target is
-  unknown: the group is left where it is there.
+  unknown: the group is left where it is there.  So it is where the offset map is of a topic that is there no more (former_topics.py).
 
 Consumers that assign their partitions by hand are not seen: to brokers their group is empty.  Share and streams groups
 (KIP-932, KIP-1071) and those of Connect workers are left out, as MirrorMaker 2 does.
@@ -35,6 +35,7 @@ from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.refused_rights import DECISION_GROUPS
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.former_topics import find_former
 from tolerant_client.mirror.state.map_rows import read_maps
 from tolerant_client.mirror.state.map_topic import require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place
@@ -119,7 +120,7 @@ async def read_positions(
     chosen, others = _of_consumers(listed.values(), groups)
     committed, failures = await fetch_offsets(source, chosen)
     wanted = _of_link(committed, topics, leave_out)
-    logs, missing = await _target_logs(target, wanted, link)
+    logs, missing = await _target_logs(source, target, wanted, link)
     positions, unplaced = place_groups(wanted, logs, missing)
     left = (
         *_unlisted(source.name, listed, unlisted),
@@ -240,7 +241,7 @@ class SharedPositions:
 
 
 async def _target_logs(
-    target: Cluster, offsets: Mapping[str, Mapping[TopicPartition, CommittedOffset]], link: str | None
+    source: Cluster, target: Cluster, offsets: Offsets, link: str | None
 ) -> tuple[dict[TopicPartition, TargetLog], dict[TopicPartition, tuple[str, str]]]:
     """The target's logs of the partitions with group offsets, and why some of them are unknown."""
     wanted: dict[TopicPartition, set[int]] = {}
@@ -270,8 +271,12 @@ async def _target_logs(
         return {place: TargetLog(starts[place], ends[place]) for place in present}, missing
     await require_map_topic(target, link, await read_control(target, link))
     maps = await read_maps(target, link, present)  # maps have the engine's names, which are the target's
+    former = await find_former(source, target, link, maps.values())
+    missing |= {place: ("former-topic", why) for place, why in former.items()}
     logs = {}
     for place in present:
+        if place in former:
+            continue
         if place not in maps:
             missing[place] = ("not-copied", f"the map of link {link} has no row of it: nothing of it is copied yet")
             continue

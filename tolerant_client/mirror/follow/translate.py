@@ -2,6 +2,7 @@
 
 A consumer that stood at an offset of the source and resumes at its translation reads every copied record once
 (OffsetMap).  An offset that is not on the target yet is translated to the end of the copied records, and marked so.
+A map of a topic that is not there any more translates nothing (former_topics.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tolerant_client.cluster.admin.groups import (
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.former_topics import find_former
 from tolerant_client.mirror.state.map_rows import read_maps
 from tolerant_client.mirror.state.map_topic import require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place, Translation
@@ -31,17 +33,21 @@ _ATTEMPT_MS = 5_000  # of one attempt to find the group's coordinator
 
 
 class TranslatedOffset(NamedTuple):
-    """An offset of `partition` and its translation in `target`; both None if the map has no row of the partition."""
+    """An offset of `partition` and its translation in `target`; both None if the map has no row of the partition.
+
+    `why` says why a map is of a former topic.
+    """
 
     partition: TopicPartition
     offset: int
     target: TopicPartition | None
     found: Translation | None
+    why: str = ""
 
     @property
     def is_known(self) -> bool:
         """Whether the target's offset is known."""
-        return self.found is not None and self.found.place is not Place.BEFORE_TAKEOVER
+        return self.found is not None and self.found.place not in (Place.BEFORE_TAKEOVER, Place.FORMER_TOPIC)
 
     @property
     def is_exact(self) -> bool:
@@ -59,12 +65,16 @@ class GroupCommit(NamedTuple):
 
 
 async def translate(
-    target: Cluster, link: str, offsets: Mapping[TopicPartition, int]
+    target: Cluster, link: str, offsets: Mapping[TopicPartition, int], source: Cluster | None = None
 ) -> dict[TopicPartition, TranslatedOffset]:
-    """Target offsets for offsets of the source.  Raises OptionError if the link has no map."""
+    """Target offsets for offsets of the source, which is asked, if given, whether its topics are still those that were copied.
+
+    Raises OptionError if the link has no map.
+    """
     await require_map_topic(target, link, await read_control(target, link))
     maps = await read_maps(target, link, offsets)
-    return {partition: _translated(partition, offset, maps.get(partition)) for partition, offset in offsets.items()}
+    former = await find_former(source, target, link, maps.values())
+    return {p: _translated(p, offset, maps.get(p), former.get(p, "")) for p, offset in offsets.items()}
 
 
 async def translate_back(
@@ -72,15 +82,17 @@ async def translate_back(
 ) -> dict[TopicPartition, TranslatedOffset]:
     """Source offsets for offsets of the target, for a failback; here `partition` is the target's and `target` the source's."""
     await require_map_topic(target, link, await read_control(target, link))
-    by_target = {found.target: found for found in (await read_maps(target, link)).values()}
+    maps = (await read_maps(target, link)).values()
+    by_target = {found.target: found for found in maps if found.target in offsets}
+    former = await find_former(None, target, link, by_target.values())
     back: dict[TopicPartition, TranslatedOffset] = {}
     for partition, offset in offsets.items():
-        known = by_target.get(partition)
-        back[partition] = (
-            TranslatedOffset(partition, offset, None, None)
-            if known is None
-            else TranslatedOffset(partition, offset, known.partition, known.source_of(offset))
-        )
+        if (known := by_target.get(partition)) is None:
+            back[partition] = TranslatedOffset(partition, offset, None, None)
+            continue
+        why = former.get(known.partition, "")
+        found = _nowhere(offset, known) if why else known.source_of(offset)
+        back[partition] = TranslatedOffset(partition, offset, known.partition, found, why)
     return back
 
 
@@ -94,13 +106,18 @@ async def translate_group(
     committed = await group_offsets(source, group)
     if not committed:
         raise OptionError(f"Group {group!r} has committed no offset on the source; check --group and --source")
-    return await translate(target, link, committed)
+    return await translate(target, link, committed, source)
 
 
-def _translated(partition: TopicPartition, offset: int, known: OffsetMap | None) -> TranslatedOffset:
+def _translated(partition: TopicPartition, offset: int, known: OffsetMap | None, why: str) -> TranslatedOffset:
     if known is None:
         return TranslatedOffset(partition, offset, None, None)
-    return TranslatedOffset(partition, offset, known.target, known.translate(offset))
+    found = _nowhere(offset, known) if why else known.translate(offset)
+    return TranslatedOffset(partition, offset, known.target, found, why)
+
+
+def _nowhere(offset: int, known: OffsetMap) -> Translation:
+    return Translation(offset, -1, Place.FORMER_TOPIC, known.position)
 
 
 async def group_offsets(cluster: Cluster, group: str) -> dict[TopicPartition, int]:

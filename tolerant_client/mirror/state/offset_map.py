@@ -267,6 +267,7 @@ class Place(str, enum.Enum):
     NOT_COPIED = "not-copied"  # records before it are not on the target yet: the end of the copied ones
     DELETED = "deleted"  # the target's retention has deleted it: the oldest record that the map knows
     BEFORE_TAKEOVER = "before-takeover"  # another mirror has copied it: its offset is unknown
+    FORMER_TOPIC = "former-topic"  # the map is of a topic that is there no more: it has no offset
 
 
 class Translation(NamedTuple):
@@ -299,6 +300,7 @@ class OffsetMap:
         newest = known[-1]
         self.partition = newest.key.partition
         self.target = TopicPartition(newest.target_topic, self.partition.partition)
+        self.ids = newest.ids
         self.position = max(newest.position, taken_over)
         self._taken_over = taken_over
         self._target_until = newest.target_until

@@ -77,7 +77,7 @@ def test_groups_whose_offsets_are_no_positions_are_left_alone(monkeypatch: pytes
         asked.extend(chosen)
         return {name: {PLACE: CommittedOffset(701, "")} for name in chosen}, {}
 
-    async def target_logs(target: Any, wanted: Any, link: str) -> Any:
+    async def target_logs(source: Any, target: Any, wanted: Any, link: str) -> Any:
         return {PLACE: TargetLog(0, 80)}, {}
 
     for module in (group_positions, promotion_view):
