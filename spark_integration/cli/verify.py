@@ -16,6 +16,7 @@ from spark_integration.cli.link import given_link
 from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.life.mirrors import look_for_forgotten
 from tolerant_client.mirror.life.naming import unknown_link
 from tolerant_client.mirror.state.control_topic import read_control
@@ -59,6 +60,13 @@ def verify(
     async def forgotten(target: Cluster) -> str | None:
         return await look_for_forgotten(target, given.link, await read_control(target, given.link))
 
+    async def same_source(source: Cluster, target: Cluster) -> None:
+        if not given.link:
+            return
+        control = await read_control(target, given.link)
+        if not control.is_over:
+            require_same_source(control, given.link, await source.cluster_id())
+
     async def unknown(target: Cluster) -> str | None:
         return await unknown_link(
             target, given.link, "leave --link out: with --topics verify needs none", has_topics=True
@@ -74,6 +82,7 @@ def verify(
             _write_report(resume, report)
 
     async def compare(first: Cluster, second: Cluster) -> tuple[VerifyReport, list[str]]:
+        await same_source(first, second)
         verification = Verification(first, second, given.link_topics, allow_behind=while_running, resume=before)
         return await compare_here(verification, progress), verification.warnings
 
@@ -81,6 +90,7 @@ def verify(
         if tasks:
             from spark_integration.mirror import verify_job
 
+            given.run(same_source)
             link_settings = given.known_source, given.target, given.link_topics
             report, warnings = verify_job.run(
                 verify_job.VerifySettings(*link_settings, while_running, tasks), before, progress

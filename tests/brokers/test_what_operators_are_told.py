@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,17 +15,21 @@ import kafka
 import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
+from typer.testing import CliRunner
 
+from spark_integration.cli.app import app
 from support.mirror_link import (
     append_records,
     both,
     create_topic,
     delete_topic,
     ends,
+    make_anew,
     mirror,
     prepare,
     prepare_translated_link,
 )
+from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.link_copier import LinkCopier
@@ -35,6 +40,7 @@ from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.status import LinkStatus, read_status
 from tolerant_client.mirror.state.claims import ClaimsLog
 from tolerant_client.mirror.state.claims_record import COPIER, ClaimsRecord, Holder, Waiting
+from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, Health
 from tolerant_client.mirror.verify.outcome import Outcome
 from tolerant_client.mirror.verify.verification import verify
@@ -64,6 +70,48 @@ def open_transaction(servers: str, topic: str, transactional_id: str, **config: 
         producer.commit_transaction()
     finally:
         producer.close(timeout=5)
+
+
+# -- a source that is not the link's -------------------------------------------
+
+
+@pytest.mark.parametrize("is_translated", [False, True], ids=["identical", "translated"])
+@pytest.mark.parametrize("has_topic", [True, False], ids=["the same topic", "no such topic"])
+def test_a_source_that_the_link_does_not_copy_is_named_first_and_nothing_is_advised_for_its_topics(
+    source: str, target: str, is_translated: bool, has_topic: bool
+) -> None:
+    topic = link = f"elsewhere-{is_translated}-{has_topic}".lower()
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    mirror(source, target, topic, link, is_translated=is_translated)
+    with both(source, target) as (origin, there):
+        here = origin.run(origin.cluster_id)
+        there.run(update_control, there, link, partial(replace, source_cluster_id="another-cluster"))
+    if has_topic:
+        make_anew(source, topic)
+    else:
+        delete_topic(source, topic)
+    offsets = "translated" if is_translated else "identical"
+    commands: list[list[str]] = [
+        ["status"],
+        ["promote", "--dry-run"],
+        ["plan", "--topics", topic, "--offsets", offsets],
+        ["verify"],
+        ["verify", "--topics", topic],
+        ["doctor", "--seconds", "0"],
+        ["mirror", "--topics", topic, "--offsets", offsets, "--tasks", "0", "--once"],
+    ]
+    commands += [["translate", "--group", "any"]] if is_translated else []
+    told = f"Link {link} copies from cluster another-cluster, and this source is cluster {here}"
+    for words in commands:
+        done = CliRunner().invoke(app, [*words, "--json", "--source", source, "--target", target, "--link", link])
+        if words[0] == "doctor":
+            errors = [one for one in json.loads(done.stdout)["findings"] if one["severity"] == "error"]
+            assert (done.exit_code, [one["evidence"] for one in errors]) == (1, [told]), done.output
+            continue
+        is_refused = isinstance(done.exception, OptionError) or done.exit_code == 2
+        said = text_of(done.exception) if isinstance(done.exception, OptionError) else done.stderr
+        assert is_refused and f"{told}: check --source; " in said and "delete" not in said, (words, done.output)
 
 
 # -- a transaction that hangs open on the source ------------------------------

@@ -366,14 +366,14 @@ async def _check_link(
     control = await read_control(target, link)
     if control.is_hidden:
         raise OrdersHiddenError(f"Link {link} does not start, since {UNKNOWN_ORDERS}: {HIDDEN}")
+    control.require_not_promoted(link, target, source)
+    require_same_source(control, link, cluster_id := await source.cluster_id())
     map_of = None if is_identical else link
     planned = await plan_link(source, target, topics, control, map_of=map_of, patience_ms=ELECTION_MS)
     if not goes_on:
         planned.require_all()
-    control.require_not_promoted(link, target, source)
     await require_kind(target, link, control, is_translated=not is_identical)
     grown(control, LinkTopics.of(topics))
-    require_same_source(control, link, cluster_id := await source.cluster_id())
     names = [topic.name for topic in planned.topics.copied]
     own = replace(control, source_cluster_id=cluster_id)
     others = await look_for_others(target, link, names, is_identical=is_identical, own=own)

@@ -23,6 +23,7 @@ from tolerant_client.cluster.admin.groups import (
 )
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
+from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.former_topics import find_former
 from tolerant_client.mirror.state.map_rows import read_maps
@@ -101,8 +102,9 @@ async def translate_group(
 ) -> dict[TopicPartition, TranslatedOffset]:
     """Target offsets for the offsets that a group has committed on the source.
 
-    Raises OptionError if the link has no map, or the group has committed none.
+    Raises OptionError if the link has no map, or copies from another source, or the group has committed none.
     """
+    require_same_source(await read_control(target, link), link, await source.cluster_id())
     committed = await group_offsets(source, group)
     if not committed:
         raise OptionError(f"Group {group!r} has committed no offset on the source; check --group and --source")

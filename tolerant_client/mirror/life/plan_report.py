@@ -157,7 +157,8 @@ async def plan_everything(
     If `is_translated` is None, the target says whether its offsets are translated.  Warns of topics that the link has besides
     those `of_file`.  The plan of a link that was promoted or handed back is that refusal alone: what differs in its target's logs
     since is its own fence, or its producers' data.  So is that of a link with the other kind of offsets.
-    Raises OptionError if no topic matches or both are one cluster, ClusterUnreachableError, UnsupportedSourceError.
+    Raises OptionError if no topic matches, both are one cluster, or the link copies from another source,
+    ClusterUnreachableError, UnsupportedSourceError.
     """
     chosen = LinkTopics.of(topics)
     control = await read_control(target, link)
@@ -172,6 +173,7 @@ async def plan_everything(
         require_not_last(target, link, control, mapped.last)
     except (LinkPromotedError, LinkKindError) as error:
         return LinkPlan(link, "translated" if was_begun else "identical", refusals=(text_of(error),))
+    require_same_source(control, link, cluster_id := await source.cluster_id())
     planned = await plan_link(source, target, chosen, control, mapped, map_of=link if is_translated else None)
     unread = {p: mapped.unread[at] for p in planned.ends if (at := map_partition(link, p)) in mapped.unread}
     unread |= dict.fromkeys(planned.ends if lost else (), MAP_LOST)
@@ -193,7 +195,6 @@ async def plan_everything(
     warnings += (await beside_file(None, target, control, link, chosen if of_file else None, mapped)).kept
     try:
         grown(control, chosen)
-        require_same_source(control, link, cluster_id := await source.cluster_id())
         own = replace(control, source_cluster_id=cluster_id)
         names = [topic.name for topic in planned.topics.copied]
         others = (await look_for_others(target, link, names, is_identical=not is_translated, own=own)).refused

@@ -13,8 +13,9 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import OptionError
+from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
+from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.follow.group_positions import OWN_GROUPS
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.lost_copies import LostCopies, lost_copies
@@ -124,14 +125,14 @@ class _Examination:
     def run(self) -> None:
         try:
             self._in_each(self._configs, self._meet)
-            self._take_topics()
-            chosen = self._choose_topics()
+            is_same = self._take_topics()
+            chosen = self._choose_topics() if is_same else {}
             self._in_each(self._found, partial(self._examine, chosen))
             self._examine_coordinators()
             source, target = self._found.get("source"), self._found.get("target")
             link = (
                 None
-                if source is None or target is None
+                if source is None or target is None or not is_same
                 else _Link(self._subject, source, target, chosen, self._checkup)
             )
             before: dict[TopicPartition, PartitionLag] = {} if link is None else link.begin()
@@ -157,14 +158,30 @@ class _Examination:
             if found is not None:
                 self._found[name] = found
 
-    def _take_topics(self) -> None:
-        """Takes the topics of the link from its control, as the other commands do, if none were given."""
-        subject, target = self._subject, self._found.get("target")
-        if not subject.asks_control or target is None:
-            return
+    def _take_topics(self) -> bool:
+        """Takes the topics of the link from its control, as the other commands do, if none were given.
+
+        Returns whether the source is the one that the link copies, as far as is known: of another one nothing else is said.
+        """
+        subject, source, target = self._subject, self._found.get("source"), self._found.get("target")
+        if target is None or source is None and not subject.asks_control:
+            return True
         control = self._checkup.ask("control", target.raw, read_control, target.raw, subject.link)
-        if control is not None:
+        if control is None:
+            return True
+        try:
+            if source is not None and not control.is_over:
+                require_same_source(control, subject.link, source.facts.cluster_id)
+        except OptionError as error:
+            evidence, _, remedy = text_of(error).rpartition(": ")
+            remedy = f"{remedy[0].upper()}{remedy[1:]}"
+            finding = Finding(Severity.ERROR, "control", "link", f"link {subject.link}", evidence, remedy)
+            self._checkup.add([finding])
+            self._subject = replace(subject, topics=LinkTopics())
+            return False
+        if subject.asks_control:
             self._subject = replace(subject, topics=written_topics(control, subject.link, subject.topics))
+        return True
 
     def _choose_topics(self) -> dict[str, str]:
         """The mirror's topics: the target's name of each by its name on the source."""
