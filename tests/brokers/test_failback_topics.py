@@ -132,3 +132,25 @@ def test_a_promoted_link_of_another_source_keeps_its_name_and_its_control(source
             origin.run(take_over, origin, copy, "same-name", LinkTopics.of("topics-mine"), "A")
         assert origin.run(read_control, copy, "same-name") == other
         assert origin.run(failback, origin, copy, "another-name").is_done
+
+
+def test_a_link_back_whose_control_was_deleted_after_its_promotion_is_not_met_by_its_former_fence(
+    source: str, target: str
+) -> None:
+    topic = there = "topics-fenced"
+    back = f"{topic}.back"
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    mirror(source, target, topic, there)
+    promoted(source, target, there)
+    assert failed_back(target, source, back, topics=topic).is_done
+    mirror(target, source, topic, back)
+    promoted(target, source, back)
+    assert failed_back(source, target, there, topics=topic).is_done
+    mirror(source, target, topic, there)
+    promoted(source, target, there)
+    append_records(target, topic, 5, first=5)
+    delete_topic(source, CONTROL_TOPIC)
+    assert failed_back(target, source, back, topics=topic).is_done
+    mirror(target, source, topic, back)
+    compare(target, source, topic)

@@ -29,13 +29,14 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import delete_topics
+from tolerant_client.cluster.admin.transactions import known_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import (
@@ -147,8 +148,20 @@ async def failback(
     with half_done("failing back"):
         if found.deleted:
             await delete_topics(target, found.deleted)
-        await update_control(target, link, lambda now: begun(now, cluster_id, chosen, found.adopted))
+        generation = await _unused_generation(target, link, former)
+        await update_control(target, link, lambda now: begun(now, cluster_id, chosen, found.adopted, generation))
     return FailbackReport(link, False, True, compared.logs, found.deleted, warnings=found.warnings)
+
+
+async def _unused_generation(target: Cluster, link: str, former: LinkControl) -> int:
+    """The first generation from the control's on whose producer no coordinator knows.
+
+    A control that was deleted has forgotten how many there were, and the fence of each is in the logs for good (fence.py).
+    """
+    generation = former.generation
+    while await known_producer_id(target, replace(former, generation=generation).producer_name(link)) is not None:
+        generation += 1
+    return generation
 
 
 def _topics_to_bring_back(

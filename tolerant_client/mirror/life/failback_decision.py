@@ -170,8 +170,10 @@ def overtaken(adopted: Iterable[SharedLog]) -> tuple[str, ...]:
     )
 
 
-def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions) -> LinkControl:
-    """The control of a link that begins after what its target has; a new generation if the link ran before."""
+def begun(
+    now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions, generation: int = 0
+) -> LinkControl:
+    """The control of a link that begins after what its target has; a new generation if the link ran before, from `generation` on."""
     had_one = bool(now.producer_ids) or now.is_over
     return replace(
         now,
@@ -179,7 +181,7 @@ def begun(now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, a
         is_fenced=False,
         unfenced=frozenset(),
         is_handed_back=False,
-        generation=now.generation + had_one,
+        generation=max(now.generation + had_one, generation),
         producer_ids=(),
         adopted=adopted,
         starts={},
