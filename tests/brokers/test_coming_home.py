@@ -180,8 +180,9 @@ def test_a_client_that_hears_late_of_a_promotion_that_was_undone_stays(
     pair.to_a()
     target_cluster.pause(1)
     stack.callback(target_cluster.resume, 1)
-    late = stack.enter_context(KafkaProducer(**pair.options()))
+    late = stack.enter_context(KafkaProducer(acks="mirrored", mirrored_timeout_ms=60_000, **pair.options()))
     assert is_at(late, a) and "standby" in caplog.text
+    waits = late.send(pair.topic, b"x")
     target_cluster.resume(1)
     deadline = time.monotonic() + WITHIN_S
     while not isinstance(late._link_watch, WayBack):
@@ -189,6 +190,8 @@ def test_a_client_that_hears_late_of_a_promotion_that_was_undone_stays(
         time.sleep(0.05)
     time.sleep(1)
     assert is_at(late, a) and "moves from cluster" not in caplog.text
+    assert waits.get(10).offset + 1 == late.send(pair.topic, b"x").get(10).offset, "as with acks=all"
+    assert 'acks="mirrored" is "all" from now on' in caplog.text
     pair.prepares(source, pair.b, pair.topic)
     pair.to_b()
     arrives(late, cluster_of(pair.b))

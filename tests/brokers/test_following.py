@@ -19,7 +19,7 @@ from kafka.structs import TopicPartition
 
 from support.mirror_link import append_records, create_topic, delete_topic, ends, failed_over, mirror, promoted
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.standby import clients
+from tolerant_client.mirror.standby import link_watch
 from tolerant_client.mirror.standby.clients import KafkaAdminClient, KafkaConsumer
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -402,7 +402,7 @@ def test_a_consumer_that_never_reached_its_cluster_moves_to_a_standby_that_tells
     name = f"following-never-{group}".lower()
     copied(source, target, name)
     failed_over(target, name)
-    monkeypatch.setattr(clients, "FIRST_WORD_S", 0.0)
+    monkeypatch.setattr(link_watch, "FIRST_WORD_S", 0.0)
     standby = {"bootstrap_servers": target}
     options: Any = {"bootstrap_servers": "127.0.0.1:2", "api_version": (3, 9), "auto_offset_reset": "earliest"}
     with KafkaConsumer(name, group_id=group, standby=standby, link=name, **options) as consumer:

@@ -223,6 +223,12 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         if not partition_response.error_code:
             self._learn(batch, partition_response)
 
+    async def hold_no_longer(self) -> None:
+        """Has `acks="mirrored"` mean "all" from now on, also for what is held."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.settle([(batch, None) for partition in held.waiting() for batch in held.up_to(partition)])
+
     def _learn(self, batch: Any, response: Any) -> None:
         """What a success tells besides.  To a repeat a broker tells the time of the append whoever gives times (UnifiedLog.scala)."""
         partition, last = batch.topic_partition, response.base_offset + batch.record_count - 1

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -35,19 +35,18 @@ from tolerant_client.stock.client_metrics import register_held
 from tolerant_client.stock.connection_options import check_connection
 from tolerant_client.stock.held_batches import MIRRORED
 from tolerant_client.stock.manager import TolerantConnectionManager
-from tolerant_client.stock.moving import Destination, Mover, topics_of
+from tolerant_client.stock.moving import Mover, topics_of
 
 if TYPE_CHECKING:
+    from tolerant_client.mirror.standby.follower import Follower
     from tolerant_client.mirror.standby.link_watch import LinkWatch
     from tolerant_client.mirror.standby.way_back import WayBack
     from tolerant_client.mirror.state.link_control import LinkControl
-    from tolerant_client.stock.moved_batches import Sought, Tell
 
 log = logging.getLogger(__name__)
 
 _ACKS: Final = (0, 1, -1, "all")
 MIRRORED_TIMEOUT_MS: Final = 120_000
-FIRST_WORD_S: Final = 2.0
 OWN_ID_MS: Final = 2_000
 _PREFIXES: Final = ("ssl_", "sasl_")
 _NAMES: Final = ("bootstrap_servers", "security_protocol", "proxy_url", "client_dns_lookup", "api_version")
@@ -97,99 +96,6 @@ def own_connection(configs: Mapping[str, Any]) -> dict[str, Any]:
     return {**_DEFAULTS, **own}
 
 
-class Follower:
-    """What a client makes of the controls of the link that leads `to` another cluster; it does not keep the client alive.
-
-    `moved_by`: the control of the promotion that has led the client to where it is.  That link undoes it (way_back.py), so it is the
-    client's.
-    """
-
-    def __init__(
-        self, mover: Mover, own: Mapping[str, Any], to: Mapping[str, Any], moved_by: LinkControl | None = None
-    ) -> None:
-        self._mover = mover
-        self._own, self._to = own, to
-        self._moved_by = moved_by
-        self._told: set[str] = set()  # topics outside the link
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the client is still there, and not closed."""
-        return self._mover.is_wanted
-
-    def heard(self, link: str, control: LinkControl) -> None:
-        """Raises OptionError for a link that does not copy from the client's cluster; warns of topics that it does not copy."""
-        if self._mover.is_moving:
-            raise Errors.KafkaError(f"link {link} is considered once the client has left for where it moves to")
-        if self._moved_by is None and not self._is_of_own_cluster(link, control):
-            return
-        if outside := {topic for topic in self._mover.topics() - self._told if not control.writes(topic)}:
-            self._told |= outside
-            log.warning(
-                "Link %s does not copy %s: at its promotion positions there are reset (auto_offset_reset), and records go to topics of"
-                " the standby's own. Use a client of their own for them",
-                link,
-                ", ".join(sorted(outside)),
-            )
-
-    def _is_of_own_cluster(self, link: str, control: LinkControl) -> bool:
-        """Whether the link copies from the client's cluster, as far as that is known; raises OptionError if it does not."""
-        copies_from, own = control.source_cluster_id, self._mover.cluster_id
-        if copies_from is None:
-            raise OptionError(
-                f"Link {link} does not say from which cluster it copies: the client does not follow a link that may copy from"
-                " another one. Start the link's mirror again, which writes the id, or make a new client after the promotion"
-            )
-        if own is None:  # with api_version kafka-python asks no broker before it has to: the next control is compared
-            if control.is_promoted:
-                log.warning("The client has not reached its own cluster: it begins at the target of link %s", link)
-            return False
-        if copies_from != own:
-            raise OptionError(
-                f"Link {link} copies from cluster {copies_from}, and the client's cluster is {own}: give the link that copies from"
-                " that one, or the bootstrap_servers of the link's source. If the source was made anew: a client that is made after the"
-                " link's promotion begins at the standby"
-            )
-        return True
-
-    def needs(self, control: LinkControl) -> set[str]:
-        """The topics of the link that the client will read on the standby: a producer reads what may have been copied."""
-        return {topic for topic in self._mover.topics() if control.writes(topic)}
-
-    @property
-    def group(self) -> str | None:
-        """The group of a consumer."""
-        return self._mover.group
-
-    def promoted(self, link: str, control: LinkControl, *, is_new: bool) -> None:
-        """Has the client go where the last promotion has led, and follow the way back from there.
-
-        `is_new`: none can have followed this one.
-        """
-        from tolerant_client.mirror.standby.way_back import Led, led_on
-
-        led = Led(link, control, here=self._to, left=self._own)
-        led, back = led_on(led, self._mover.topics, 0.0 if is_new else FIRST_WORD_S)
-        if led.here is self._to:
-            self._move(led.control, back)
-        if (client := self._mover.client) is None:
-            back.close()
-        else:
-            client._follow(back, Follower(self._mover, led.here, led.left, led.control))
-
-    def _move(self, control: LinkControl, back: WayBack) -> None:
-        def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> Awaitable[None]:
-            from tolerant_client.mirror.standby.copied_records import find_copies
-
-            return find_copies(net, self._to, sought, control.copied_until, tell)
-
-        left_at = {} if self._moved_by is None else self._moved_by.copied_until
-        if (group := self._mover.group) is not None:
-            back.ask_for_commits(group)
-        to = Destination(self._to, control.copied_until, control.writes, left_at, lambda: back.group_commits)
-        self._mover.begin(to, find)
-
-
 class Following(clients.Recovering):
     """The part of a client that follows a link."""
 
@@ -217,7 +123,8 @@ class Following(clients.Recovering):
                 " standby after the promotion"
             )
         # A client without a link does not load a mirror.
-        from tolerant_client.mirror.standby.link_watch import LinkWatch
+        from tolerant_client.mirror.standby.follower import Follower
+        from tolerant_client.mirror.standby.link_watch import FIRST_WORD_S, LinkWatch
 
         to, own = connection_to(standby), own_connection(configs)
         self.may_move = True
@@ -272,6 +179,8 @@ class Following(clients.Recovering):
         configs: Mapping[str, Any],
     ) -> tuple[WayBack, Follower]:
         """Begins where the last promotion has led: at the standby, or at the client's own cluster; returns what it follows there."""
+        from tolerant_client.mirror.standby.follower import Follower
+        from tolerant_client.mirror.standby.link_watch import FIRST_WORD_S
         from tolerant_client.mirror.standby.way_back import Led, led_on
 
         led = Led(link, control, here=to, left=own)

@@ -49,7 +49,10 @@ from tolerant_client.stock.held_batches import HeldBatches
 log = logging.getLogger(__name__)
 
 WAIT_MS: Final = 10_000
-NEWS_S: Final = 15.0  # since a link was seen unpromoted: until then nothing can have been copied back and promoted
+FIRST_WORD_S: Final = 2.0  # for which a client waits until a cluster tells of a promotion
+NEWS_S: Final = (
+    15.0  # since a link was seen unpromoted: a promotion is taken for the last one, and the lost cluster not waited for
+)
 _SOME_TOPIC: Final = "orders"
 _NUMBERS: Final = re.compile(r"\d+")
 

@@ -5,7 +5,8 @@ Laws:
   has moved follows, into the cluster that it has left, the link that undoes this very promotion.  So nobody has to name the way back,
   and the promotion of a way back that is older says nothing, whatever was lost or renamed since: each has an id of its own, and
   undoes earlier ones only.  So they lead nobody in a circle, and need no other proof that they are the client's.
-- The way back must copy all topics that L copied for the client: of links that copy a part each, none is followed, with a warning.
+- The way back must copy all topics of the client that L had copied, or all that L had copied while the client has none (which is being
+  made, or has not written yet): of links that copy a part each, none is followed, with a warning.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
 - The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
 - That cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
@@ -106,14 +107,14 @@ class WayBack(LinkWatch):
         await self._back.follow()
         if not (links := self._back.links):
             return LinkControl()
-        needed = set(filter(self._left.writes, self._topics()))
+        needed = set(filter(self._left.writes, self._topics())) or {p.topic for p in self._left.copied_until}
         for link, control in sorted(links.items()):
             if all(map(control.writes, needed)):
                 self.link = link
                 return self.require_followed(control)
         raise OptionError(
-            f"Links {', '.join(sorted(links))} copy back parts of what link {self._left_by} had copied, and none all topics of the"
-            f" client ({', '.join(sorted(needed))}): it does not follow them. Prepare one link back for all topics, or make a new client"
+            f"Links {', '.join(sorted(links))} copy back parts of what link {self._left_by} had copied, and none all that the client"
+            f" needs ({', '.join(sorted(needed))}): it does not follow them. Prepare one link back for all topics, or make a new client"
         )
 
     async def _changed(self) -> None:

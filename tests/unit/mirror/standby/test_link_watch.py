@@ -21,8 +21,9 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, OrdersHiddenError
 from tolerant_client.mirror.standby import link_watch
-from tolerant_client.mirror.standby.clients import FIRST_WORD_S, Follower, _told
-from tolerant_client.mirror.standby.link_watch import LinkWatch, NewestControl
+from tolerant_client.mirror.standby.clients import _told
+from tolerant_client.mirror.standby.follower import Follower
+from tolerant_client.mirror.standby.link_watch import FIRST_WORD_S, LinkWatch, NewestControl
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter

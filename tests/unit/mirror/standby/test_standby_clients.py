@@ -11,7 +11,7 @@ import kafka.errors as Errors
 import pytest
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.standby import clients
+from tolerant_client.mirror.standby import link_watch
 from tolerant_client.mirror.standby.clients import (
     MIRRORED_TIMEOUT_MS,
     KafkaAdminClient,
@@ -134,7 +134,7 @@ def test_files_that_no_connection_uses_are_not_read() -> None:
 def test_a_standby_that_is_silent_is_waited_for_once_and_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(clients, "FIRST_WORD_S", 0.1)
+    monkeypatch.setattr(link_watch, "FIRST_WORD_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         standby, began = f"127.0.0.1:{silent.getsockname()[1]}", time.monotonic()
         with pytest.raises(Errors.KafkaError, match="Unable to bootstrap from 127.0.0.1:1"):

@@ -25,6 +25,7 @@ LEFT = LinkControl(
     is_promotion_begun=True,
     is_fenced=True,
     topics=LinkTopics(TopicFilter(("orders", "audit"))).to_json(),
+    copied_until={TopicPartition("orders", 0): 5, TopicPartition("audit", 0): 0},
 )
 
 
@@ -151,11 +152,25 @@ def test_a_link_that_copies_back_a_part_is_not_followed(home: Home, watched: Wat
     home.has("one", back("orders", undoes=("second",)))
     home.has("other", back("audit", undoes=("second",)))
     with pytest.raises(
-        OptionError, match=r"Links one, other copy back parts .* none all topics of the client \(audit, orders\)"
+        OptionError, match=r"Links one, other copy back parts .* none all that the client needs \(audit, orders\)"
     ):
         watched.control()
     home.has("whole", back("audit", "orders", "more", undoes=("second",)))
     assert not watched.control().is_unwritten and watched.watch.link == "whole"
+
+
+def test_a_client_without_topics_waits_for_a_link_back_of_all_that_was_copied(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Watched(home, monkeypatch)
+    try:
+        home.has("part", back("orders", undoes=("second",), is_promotion_begun=True, is_fenced=True))
+        with pytest.raises(OptionError, match=r"none all that the client needs \(audit, orders\)"):
+            one.control()
+        home.has("whole", back("audit", "orders", undoes=("second",)))
+        assert one.control().producer_ids and one.watch.link == "whole"
+    finally:
+        one.close()
 
 
 def test_a_link_back_with_translated_offsets_is_not_followed(home: Home, watched: Watched) -> None:
