@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any
@@ -94,22 +93,15 @@ class Follower:
         led, back = led_on(led, self._mover.topics, 0.0 if is_new else FIRST_WORD_S)
         if led.here is self._to:
             self._move(led.control, back)
-        else:
-            self._stay(link)
-        if (client := self._mover.client) is None:
-            back.close()
-        else:
-            client._follow(back, Follower(self._mover, led.here, led.left, led.control))
-
-    def _stay(self, link: str) -> None:
-        sender = getattr(self._mover.client, "_sender", None)
-        if sender is not None and sender.held is not None:
+        elif self._mover.hold_no_longer():
             log.warning(
                 'Link %s copies nothing any more, and its promotion was undone: acks="mirrored" is "all" from now on',
                 link,
             )
-            with contextlib.suppress(RuntimeError):  # the producer has just been closed
-                self._mover.net.call_soon_with_future(sender.hold_no_longer)
+        if (client := self._mover.client) is None:
+            back.close()
+        else:
+            client._follow(back, Follower(self._mover, led.here, led.left, led.control))
 
     def _move(self, control: LinkControl, back: WayBack) -> None:
         def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> Awaitable[None]:
