@@ -235,7 +235,7 @@ class RangeFetch:
         if end < self._range.until_offset:
             if self._doubts.hear(self._why):
                 await self._log_ends_before()
-        elif self._doubts.hear(self._why) and await self._is_local():
+        elif self._doubts.hear(f"no records at offset {self.position}") and await self._is_local():  # others may write
             # The broker has offsets up there but no record from here on: compacted away.
             self.position = self._range.until_offset
 
@@ -259,12 +259,11 @@ class RangeFetch:
         if earliest <= self.position <= latest:
             self._doubts.forget()  # the broker contradicts itself: fetch again
             return
-        if not self._doubts.hear(f"log {earliest}-{latest}"):
-            return
-        if self.position < earliest:
-            self._lost(earliest, f"the log starts at {earliest}")
-        else:
-            self._lost(latest, f"the log ends at {latest}")
+        lost_until, limit = (earliest, "starts") if self.position < earliest else (latest, "ends")
+        self._why = f"the log {limit} at {lost_until}"
+        # Each time the same is doubted, though the limits may move meanwhile: others write, and retention goes on.
+        if self._doubts.hear(f"{self.position} is out of range: the log {limit} elsewhere"):
+            self._lost(lost_until, self._why)
 
     def _lost(self, offset: int, reason: str) -> None:
         until = self._range.until_offset

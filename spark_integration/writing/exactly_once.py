@@ -273,7 +273,8 @@ class SinkBatch:
         if found.batch > self.batch:
             raise OptionError(
                 f"The sink {self.sink!r} has committed micro-batch {found.batch} of this query, and now gets"
-                f" {self.batch}: the checkpoint is older than the sink; choose another exactlyOnceId to write it again"
+                f" {self.batch}: another driver of the query is ahead (stop it, and start this one again), or the checkpoint is older than"
+                " the sink. Only if no other driver runs, another exactlyOnceId writes the micro-batches after the checkpoint again"
             )
         if found.batch == self.batch:
             cause = (

@@ -163,6 +163,31 @@ def test_a_log_that_starts_later_is_data_loss() -> None:
     assert len(cluster.asked) == 3
 
 
+class WrittenTo(ScriptedCluster):
+    """A log that others write to, and that retention shortens, between any two requests."""
+
+    async def list_offsets(self, timestamps: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        self.log = (self.log[0] + 1, self.log[1] + 7)
+        return await super().list_offsets(timestamps)
+
+    async def fetch(self, *args: Any, **options: Any) -> list[FetchedPartition]:
+        self.log = (self.log[0], self.log[1] + 7)
+        return [part._replace(high_watermark=self.log[1]) for part in await super().fetch(*args, **options)]
+
+
+def test_data_loss_is_believed_of_a_log_that_changes_meanwhile() -> None:
+    cluster = WrittenTo([answer(error_code=OUT_OF_RANGE)], log=(10, 100))
+    with pytest.raises(DataLossError, match="from offset 0 to 20, but the log starts at 15"):
+        read(cluster)
+    assert len(cluster.asked) == 3
+
+
+def test_a_compacted_end_is_believed_of_a_log_that_others_write_to() -> None:
+    cluster = WrittenTo([answer(batch(0)), answer()])
+    assert read(cluster) == [0]
+    assert cluster.asked == [0, 10, 10, 10]
+
+
 def test_what_is_left_is_read_without_fail_on_data_loss() -> None:
     gone = answer(error_code=OUT_OF_RANGE)
     cluster = ScriptedCluster([gone, gone, gone, answer(batch(10))], log=(10, 100))
