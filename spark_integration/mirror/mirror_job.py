@@ -84,9 +84,7 @@ def spark_session(
             .config("spark.driver.bindAddress", "127.0.0.1")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.memory", "512m")
-            .config(
-                "spark.python.authenticate.socketTimeout", "120s"
-            )  # 15 s are too few on a busy machine, and it begins anew
+            .config("spark.python.authenticate.socketTimeout", "120s")  # 15 s are too few on a busy machine
             .config(map={**SETTINGS})
         )
     session = _awaited(builder.getOrCreate, goes_on)

@@ -61,6 +61,7 @@ from tolerant_client.mirror.life.shared_log import (
 )
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control, read_controls, update_control
+from tolerant_client.mirror.state.health import few
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, require_finished
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
@@ -171,25 +172,9 @@ def _topics_to_bring_back(
     forward: Mapping[str, LinkControl],
     of_target: Mapping[str, LinkControl],
 ) -> LinkTopics:
-    """The topics of the forward link whose promotion is to be undone; of several, of the one with the link's name or former topics.
-
-    A promotion that a promoted link of the target has undone was an earlier move; so were the topics that the link back had then.
-    Raises OptionError if nothing tells the forward link.  Pure.
-    """
-    promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
-    comparable = {name: c for name, c in promoted.items() if c.is_identical or c.is_of_unknown_source}
-    undone = {promotion for c in of_target.values() if c.is_promoted for promotion in c.undoes}
-    last = {name: c for name, c in comparable.items() if c.promotion_id(name) not in undone}
-    told = last or comparable or promoted or forward
-    named = {link: forward[link]} if link in forward else {}
-    if link in told or named and link not in promoted:
-        told = named
-    elif (
-        had := (of_target.get(link) or LinkControl()).topics or (forward.get(link) or LinkControl()).topics
-    ) is not None:
-        writes = LinkTopics.from_json(had).writes
-        told = {name: c for name, c in told.items() if any(map(writes, copied_topics(c)))} or named or told
-    topics = {name: LinkTopics.from_json(c.topics) for name, c in sorted(told.items()) if c.topics}
+    """The topics of the forward link whose promotion is to be undone.  Raises OptionError if nothing tells it.  Pure."""
+    found = _to_undo(link, forward, of_target)
+    topics = {name: LinkTopics.from_json(c.topics) for name, c in sorted(found.items()) if c.topics}
     if not topics:
         raise OptionError(
             "Give --topics, a regular expression over whole topic names: the source tells of no link from this target to it"
@@ -197,13 +182,36 @@ def _topics_to_bring_back(
     which = next(iter(topics.values()))
     if any(of != which for of in topics.values()):
         commands = [
-            f"for what link {name} has copied: {failback_command(link, target, source, told[name])}" for name in topics
+            f"for what link {name} has copied: {failback_command(link, target, source, found[name])}" for name in topics
         ]
         raise OptionError(
             f"Links {', '.join(topics)} have copied different topics from this target to this source, and nothing tells which of them link"
-            f" {link} is to undo. Give its topics; another one needs a link back of another name, too: {'; '.join(commands)}"
+            f" {link} is to undo. Give its topics; another one needs a link back of another name, too: {'; '.join(few(commands))}"
         )
     return which
+
+
+def _to_undo(
+    link: str, forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl]
+) -> Mapping[str, LinkControl]:
+    """The forward link with the link's name, or those with topics that the link has had, or else all that may be meant.  Pure.
+
+    Those are promoted, and no promoted link of the target has undone that.  If there are none, others: they are refused with the reason.
+    """
+    undone = {promotion for c in of_target.values() if c.is_promoted for promotion in c.undoes}
+    promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
+    comparable = {name: c for name, c in promoted.items() if c.is_identical or c.is_of_unknown_source}
+    last = {name: c for name, c in comparable.items() if c.promotion_id(name) not in undone}
+    meant = last or comparable or promoted or forward
+    named = {link: forward[link]} if link in forward else {}
+    if named and (link in meant or link not in promoted):
+        return named
+    had = [controls[link].topics for controls in (of_target, forward) if link in controls]
+    known = [LinkTopics.from_json(topics).writes for topics in had if topics][:1]
+    if not known:
+        return meant
+    shared = {name: c for name, c in meant.items() if any(map(known[0], copied_topics(c)))}
+    return shared or named or meant
 
 
 async def _require_may_begin(source: Cluster, target: Cluster, link: str, former: LinkControl) -> None:

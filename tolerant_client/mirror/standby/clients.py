@@ -138,9 +138,11 @@ class Following(clients.Recovering):
                 try:
                     make(**configs)
                 except Errors.KafkaError:  # its own cluster may be lost, of which the standby has told meanwhile
-                    watch.close()
-                    watch = LinkWatch(to, link)
-                    control = _told(watch.start(), FIRST_WORD_S)
+                    control = _told(first, 0.0)
+                    if first.done() and not _is_promoted(control):  # which is old by now
+                        watch.close()
+                        watch = LinkWatch(to, link)
+                        control = _told(watch.start(), FIRST_WORD_S)
                     if not _is_promoted(control):
                         raise
             if control is not None and control.is_promoted:

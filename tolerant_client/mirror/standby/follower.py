@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby.copied_records import find_copies
-from tolerant_client.mirror.standby.link_watch import FIRST_WORD_S
+from tolerant_client.mirror.standby.link_watch import FIRST_WORD_S, PROMPT_S
 from tolerant_client.mirror.standby.way_back import Led, WayBack, led_on
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.stock.moved_batches import Sought, Tell
@@ -87,10 +87,10 @@ class Follower:
     def promoted(self, link: str, control: LinkControl, *, is_new: bool) -> None:
         """Has the client go where the last promotion has led, and follow the way back from there.
 
-        `is_new`: none can have followed this one.
+        `is_new`: hardly any has followed this one, so the cluster that may be lost is not waited for long.
         """
         led = Led(link, control, here=self._to, left=self._own)
-        led, back = led_on(led, self._mover.topics, 0.0 if is_new else FIRST_WORD_S)
+        led, back = led_on(led, self._mover.topics, PROMPT_S if is_new else FIRST_WORD_S)
         if led.here is self._to:
             self._move(led.control, back)
         elif self._mover.hold_no_longer():

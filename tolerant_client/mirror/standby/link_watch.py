@@ -50,9 +50,8 @@ log = logging.getLogger(__name__)
 
 WAIT_MS: Final = 10_000
 FIRST_WORD_S: Final = 2.0  # for which a client waits until a cluster tells of a promotion
-NEWS_S: Final = (
-    15.0  # since a link was seen unpromoted: a promotion is taken for the last one, and the lost cluster not waited for
-)
+PROMPT_S: Final = 0.3  # instead, where that is hardly to be expected, and the cluster may be lost
+NEWS_S: Final = 15.0  # since a link was seen unpromoted: its promotion is hardly undone already
 _SOME_TOPIC: Final = "orders"
 _NUMBERS: Final = re.compile(r"\d+")
 
