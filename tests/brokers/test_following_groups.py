@@ -698,7 +698,9 @@ def test_a_cooperative_group_whose_members_come_after_another_one_reads_all_part
             until(lambda: admin.describe_groups([name])[name]["members"])
         for one in moved:  # now they stop, too
             one._stops_at = 0.0
-        until(lambda: [member.told.count("lost") for member in members] == [1, 1, 0])
+        until(
+            lambda: any("lost" in member.told for member in members)
+        )  # one that has nothing to commit may be told nothing
         append_records(target, name, 50, partitions=4, first=100)
         until(lambda: owned() == [0, 1, 2, 3] and third.consumer.assignment())
         until(lambda: len(read()) == 600)
@@ -776,7 +778,7 @@ def test_a_client_that_has_read_nothing_commits_what_it_is_told(source: str, tar
     standby: Any = {"standby": {"bootstrap_servers": target}, "link": name}
     with KafkaConsumer(bootstrap_servers=source, group_id=name, recovery_listener=events.append, **standby) as tool:
         failed_over(target, name)
-        until(lambda: events)
+        until(lambda: any(isinstance(event, Moved) for event in events))  # a slow machine brings others, too
         append_records(target, name, 30, partitions=2, first=900)
         found = tool.end_offsets([TopicPartition(name, number) for number in range(2)])
         tool.commit({tp: OffsetAndMetadata(end, "", -1) for tp, end in found.items()})
