@@ -125,6 +125,26 @@ def committed(servers: str, name: str, partitions: int = 2) -> list[int | None]:
         return [consumer.committed(TopicPartition(name, number)) for number in range(partitions)]
 
 
+def polls_and_commits(member: Member) -> None:
+    """A step of a program that commits what it has read, as far as it still may."""
+    known = len(member.read)
+    member.poll()
+    if len(member.read) > known:
+        with suppress(Errors.CommitFailedError, Errors.RebalanceInProgressError):
+            member.consumer.commit()
+
+
+def move_apart(monkeypatch: pytest.MonkeyPatch, *lateness_s: float) -> None:
+    """From now on members move so much later, one after the other."""
+    moving, lateness = moved_member.MovedMember.moved, iter(lateness_s)
+
+    def moved(member: Any, move: Any) -> None:
+        time.sleep(next(lateness))
+        moving(member, move)
+
+    monkeypatch.setattr(moved_member.MovedMember, "moved", moved)
+
+
 @pytest.mark.parametrize("commits_itself", [False, True], ids=["by-hand", "auto"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_each_record_is_read_and_committed_by_one_member(
@@ -346,19 +366,6 @@ def test_what_was_committed_counts_also_of_members_that_come_seconds_after_anoth
 ) -> None:
     name = f"members-apart-{reset}"
     copied(source, target, name, 3)
-    moving, lateness = moved_member.MovedMember.moved, iter([0.0, 4.0, 6.0])
-
-    def moved(member: Any, move: Any) -> None:
-        time.sleep(next(lateness))
-        moving(member, move)
-
-    def step(member: Member) -> None:
-        known = len(member.read)
-        member.poll()
-        if len(member.read) > known:
-            with suppress(Errors.CommitFailedError, Errors.RebalanceInProgressError):
-                member.consumer.commit()
-
     options: Any = {"enable_auto_commit": False, "auto_offset_reset": reset, "heartbeat_interval_ms": 500}
     with ExitStack() as stack:
         members = [Member(source, target, name, **options) for _ in range(3)]
@@ -368,13 +375,13 @@ def test_what_was_committed_counts_also_of_members_that_come_seconds_after_anoth
 
         for member in members:
             stack.callback(member.consumer.close)
-            stack.enter_context(member.polling(step=step))
+            stack.enter_context(member.polling(step=polls_and_commits))
         until(lambda: all(len(member.consumer.assignment()) == 1 for member in members))
         until(lambda: all(member.consumer.position(*member.consumer.assignment(), 100) for member in members))
         append_records(source, name, 50, partitions=3, first=100)
         mirror(source, target, name, name)
         until(lambda: committed(source, name, 3) == [150] * 3)
-        monkeypatch.setattr(moved_member.MovedMember, "moved", moved)
+        move_apart(monkeypatch, 0.0, 4.0, 6.0)
         failed_over(target, name)
         for first in range(150, 200, 5):
             append_records(target, name, 5, partitions=3, first=first)
@@ -393,19 +400,6 @@ def test_what_the_group_had_committed_before_it_left_a_cluster_does_not_count_wh
     name, target = f"members-home-{is_lost}".lower(), target_cluster.bootstrap_servers
     back = f"{name}-back"
     copied(source, target, name)
-    moving, lateness = moved_member.MovedMember.moved, iter([0.0, 4.0])
-
-    def moved(member: Any, move: Any) -> None:
-        time.sleep(next(lateness))
-        moving(member, move)
-
-    def step(member: Member) -> None:
-        known = len(member.read)
-        member.poll()
-        if len(member.read) > known:
-            with suppress(Errors.CommitFailedError, Errors.RebalanceInProgressError):
-                member.consumer.commit()
-
     with ExitStack() as stack:
         options: Any = {"enable_auto_commit": False, "session_timeout_ms": 6_000, "heartbeat_interval_ms": 500}
         members = [Member(source, target, name, max_poll_records=100, **options) for _ in range(2)]
@@ -423,7 +417,7 @@ def test_what_the_group_had_committed_before_it_left_a_cluster_does_not_count_wh
 
         for member in members:
             stack.callback(member.consumer.close)
-            stack.enter_context(member.polling(step=step))
+            stack.enter_context(member.polling(step=polls_and_commits))
         until(lambda: committed(source, name) == [100, 100] and are_joined(0))
         left = time.monotonic()
         promoted(source, target, name)
@@ -434,7 +428,7 @@ def test_what_the_group_had_committed_before_it_left_a_cluster_does_not_count_wh
             assert origin.run(lambda: failback(origin, copy, back, name)).is_done
         mirror(target, source, name, back)
         time.sleep(max(0.0, left + 8.0 - time.monotonic()))  # until then Kafka takes them for members of the group
-        monkeypatch.setattr(moved_member.MovedMember, "moved", moved)
+        move_apart(monkeypatch, 0.0, 4.0)
         if is_lost:
             target_cluster.pause(1)
             stack.callback(target_cluster.resume, 1)

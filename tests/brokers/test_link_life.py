@@ -732,9 +732,8 @@ def test_failover_and_failback_lose_nothing_and_read_nothing_twice(
     assert run(target, source, promote, link, deadline_s=5.0).is_done
     append_records(source, topic, 5, partitions=2, first=900)
     again = link if hangs else f"{link}-again"
-    assert run(
-        source, target, failback, again, topic
-    ).is_done  # of several links nothing tells which one another name undoes
+    # Of several links nothing tells which one another name undoes.
+    assert run(source, target, failback, again, topic).is_done
     assert [p.records for p in mirror(source, target, topic, again).values()] == [6, 6]
     assert compare(source, target, topic).identical
 

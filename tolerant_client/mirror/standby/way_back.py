@@ -9,7 +9,7 @@ Laws:
   made, or has not written yet): of links that copy a part each, none is followed, with a warning.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
 - The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
-- That cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
+- The cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
   is warned of its silence.
 """
 
