@@ -32,10 +32,10 @@ async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
         )
 
 
-async def links_into(source: Cluster) -> Controls | None:
-    """The controls of the links that copy to our source, or have done so; None if we may not read them."""
+async def links_into(source: Cluster, begun_of: Collection[str] | None = ()) -> Controls | None:
+    """The controls of the links that copy to our source, or have done so, as read_controls; None if we may not read them."""
     try:
-        return await read_controls(source.by_own_names())
+        return await read_controls(source.by_own_names(), begun_of)
     except MAY_NOT:
         return None
 

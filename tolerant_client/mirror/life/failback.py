@@ -42,6 +42,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import (
     copied_topics,
     failback_command,
+    links_back,
     links_into,
     refuse_circle,
     refuse_one_cluster,
@@ -60,6 +61,7 @@ from tolerant_client.mirror.life.shared_log import (
     with_losses,
 )
 from tolerant_client.mirror.logs.reading import read_headers
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control, read_controls, update_control
 from tolerant_client.mirror.state.health import few
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, require_finished
@@ -121,9 +123,13 @@ async def failback(
     await refuse_one_cluster(source, target)
     cluster_id, former = await source.cluster_id(), await read_control(target, link)
     require_same_source(former, link, cluster_id)
+    into_source = await links_into(source, None)
+    # Those that have copied from our target to our source, or may have.
+    forward = dict(links_back(into_source, await target.cluster_id()))
     if topics is None:
+        await _refuse_circle(source, target, (), link, into_source)
         of_target = {} if former.is_hidden else (await read_controls(target)).links
-        chosen = _topics_to_bring_back(source, target, link, await _forward_links(source, target), of_target)
+        chosen = _topics_to_bring_back(source, target, link, forward, of_target)
     else:
         chosen = LinkTopics.of(topics)
     if chosen.to_target("orders") != "orders":
@@ -135,10 +141,7 @@ async def failback(
     view = await see_topics(source, target, chosen)
     view.require_seen(link)
     names = sorted(view.on_source) or select_topics(chosen, await source.partitions())
-    wire = [source.wire_topic(name) for name in names]
-    for unseen in await refuse_circle(source, target, wire, link, await links_into(source)):
-        raise OptionError(unseen)  # the forward link must be promoted, and we must know it
-    forward = await _forward_links(source, target)
+    await _refuse_circle(source, target, [source.wire_topic(name) for name in names], link, into_source)
     await _refuse_translated(source, names, forward)
     await _require_may_begin(source, target, link, former)
     compared = await _compare(source, target, link, names, chosen, forward, former, cluster_id)
@@ -152,6 +155,14 @@ async def failback(
         generation = await _unused_generation(target, link, former)
         await update_control(target, link, lambda now: begun(now, cluster_id, chosen, found.adopted, generation))
     return FailbackReport(link, False, True, compared.logs, found.deleted, warnings=found.warnings)
+
+
+async def _refuse_circle(
+    source: Cluster, target: Cluster, topics: Collection[str], link: str, into_source: Controls | None
+) -> None:
+    """Raises OptionError unless the forward links of these topics are known to be promoted."""
+    for unseen in await refuse_circle(source, target, topics, link, into_source):
+        raise OptionError(unseen)
 
 
 async def _unused_generation(target: Cluster, link: str, former: LinkControl) -> int:
@@ -286,15 +297,6 @@ async def _own_copies(target: Cluster, former: LinkControl, partitions: Iterable
     last = await read_headers(target, {p: end - 1 for p, end in ends.items() if end})
     others = {p.topic for p in unsaid if p not in last or last[p].producer_id not in former.producer_ids}
     return {p.topic for p in wanted} - others
-
-
-async def _forward_links(source: Cluster, target: Cluster) -> dict[str, LinkControl]:
-    """The links that have copied from our target to our source, or may have (LinkControl.may_copy_from)."""
-    there = await target.cluster_id()
-    if there is None:
-        return {}
-    found = (await read_controls(source, None)).links
-    return {name: control for name, control in found.items() if control.may_copy_from(there) and control.topics}
 
 
 async def taken_topics(

@@ -457,13 +457,12 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     former = LinkControl(producer_ids=(OURS,), is_promotion_begun=True, is_fenced=True, begun={PLACE: NOW})
     view = SimpleNamespace(on_source=dict.fromkeys(("orders", "users", "heartbeats"), [0]), require_seen=lambda _: None)
     source: Any = SimpleNamespace(connect=nothing, wire_topic=str, cluster_id=lambda: told("B-id"))
-    target: Any = SimpleNamespace(require_record_batches=nothing)
+    target: Any = SimpleNamespace(require_record_batches=nothing, cluster_id=lambda: told("A-id"))
     responses: dict[str, Any] = {
         "refuse_one_cluster": None,
         "see_topics": view,
         "links_into": None,
         "refuse_circle": (),
-        "_forward_links": {},
         "_unled": {},
         "_refuse_translated": None,
         "read_control": former,
