@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import kafka
@@ -21,12 +22,15 @@ from support.mirror_link import append_as_link, append_records, both, consume, c
 from support.raising_copier import LinkCopier
 from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.errors import SourceTruncatedError, TargetDivergedError
+from tolerant_client.errors import OptionError, SourceTruncatedError, TargetDivergedError
 from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.witnesses import UNSEEN_S
+from tolerant_client.mirror.life.plan_report import plan_everything
+from tolerant_client.mirror.life.takeover import take_over
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
@@ -364,3 +368,23 @@ def test_copy_that_begins_with_records_of_a_former_topic_is_refused_at_a_start(
     with pytest.raises(TargetDivergedError, match=f"{topic}-0 has at offset 0 another record than the source"):
         mirror(logs.source_config, target, topic, link=topic)
     assert ends(target, topic) == [3000]
+
+
+# -- translated offsets -----------------------------------------------------------
+
+
+def test_a_target_that_is_too_old_for_translated_offsets_is_refused_before_anything_is_created(
+    started: Callable[..., OldLogs], kafka_cluster: KafkaCluster
+) -> None:
+    broker, source, topic = started("1.1.1").broker, kafka_cluster.bootstrap_servers, "too-old-for-translated"
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    with both(source, broker.bootstrap_servers) as (origin, copy):
+        for attempt in (
+            partial(prepare_link, origin, copy, topic, topic, is_translated=True),
+            partial(plan_everything, origin, copy, topic, topic, is_translated=True),
+            partial(take_over, origin, copy, topic, LinkTopics.of(topic), "A", offsets="translated"),
+        ):
+            with pytest.raises(OptionError, match="Translated offsets need a target of Kafka 2.5"):
+                origin.run(attempt)
+        assert origin.run(copy.partitions) == {}

@@ -35,6 +35,7 @@ from tolerant_client.mirror.engine.preflight import (
 )
 from tolerant_client.mirror.engine.time_range import ends_at, require_all_led, starts_of_range
 from tolerant_client.mirror.engine.translated.copied_before import find_copied, warn_of_unmapped
+from tolerant_client.mirror.engine.translated.copy_transaction import require_renewing
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
@@ -120,15 +121,17 @@ async def plan_link(
 
     Topics that the `control` or `mapped` remembers, or that `topics` names, and that the source hides from us, are refused.
     Names are the target's; the source must be a Cluster with the names of `topics`.
-    The source may be any Kafka from 0.8.2 on, the target must know record batches.  A problem with one topic or partition is
-    reported for it alone; leaders are awaited for at most `patience_ms` on each cluster, those of a map if the link has
-    translated offsets and is `map_of`.
+    The source may be any Kafka from 0.8.2 on, the target must know record batches, and renew producers for translated offsets
+    (require_renewing).  A problem with one topic or partition is reported for it alone; leaders are awaited for at most
+    `patience_ms` on each cluster, those of a map if the link has translated offsets and is `map_of`.
     Raises OptionError, UnsupportedSourceError or ClusterUnreachableError.
     """
     topics = LinkTopics.of(topics)
     require_names(source, topics)
     await source.connect()
     await target.require_record_batches()
+    if map_of is not None:
+        await require_renewing(target)
     await refuse_one_cluster(source, target)
     view = await see_topics(source, target, topics, control, mapped)
     hidden = {p.topic: why for p, why in view.hidden.items()}

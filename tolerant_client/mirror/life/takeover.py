@@ -23,6 +23,7 @@ from tolerant_client.cluster.cluster import LATEST, READ_COMMITTED, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.engine.preflight import require_same_source
+from tolerant_client.mirror.engine.translated.copy_transaction import require_renewing
 from tolerant_client.mirror.life.failback_decision import begun, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.shared_log import shared_partitions
@@ -257,7 +258,8 @@ async def take_over(
     With identical offsets the link adopts the target's logs; with translated ones copying begins at the exact position, also if
     the link had copied before and was handed back.  Of one that copies already, what MirrorMaker 2 has copied and the link has not
     is taken over, whether its mirror runs or not.  If something blocks it, nothing is written.
-    Raises OptionError for a link that copies all of it already, or would copy in a circle, and KafkaError.
+    Raises OptionError for a link that copies all of it already, or would copy in a circle, or a target that is too old for translated
+    offsets, and KafkaError.
     """
     await source.connect()
     await target.require_record_batches()
@@ -270,6 +272,8 @@ async def take_over(
     await require_not_forgotten(target, link, control)
     require_finished(control, link, target, source)
     is_translated = offsets == "translated"
+    if is_translated:
+        await require_renewing(target)
     # A translated one may take over once more until it has copied something.
     if is_live(control) and not (is_translated and control.map_id is not None):
         raise OptionError(f"Link {link} {_COPIES_ALREADY}")

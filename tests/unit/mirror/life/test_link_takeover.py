@@ -118,7 +118,9 @@ def test_a_translated_link_that_has_copied_itself_takes_over_nothing() -> None:
 def test_a_live_link_takes_over_nothing_and_one_that_is_over_may_change_its_kind(
     monkeypatch: pytest.MonkeyPatch, control: LinkControl, offsets: str, refused: str
 ) -> None:
-    cluster = Mock(connect=AsyncMock(), require_record_batches=AsyncMock(), partitions=AsyncMock())
+    cluster = Mock(
+        connect=AsyncMock(), require_record_batches=AsyncMock(), partitions=AsyncMock(), highest_version=lambda _: 4
+    )
     cluster.cluster_id = AsyncMock(return_value="a")
     nothing = dict.fromkeys(("refuse_one_cluster", "links_into", "require_not_forgotten"))
     empty = dict.fromkeys(("refuse_circle", "whether_mm2_runs", "shared_partitions"), ())

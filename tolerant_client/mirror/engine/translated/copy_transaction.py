@@ -44,6 +44,13 @@ _RENEWING = 3  # version of InitProducerId that carries the epoch it follows (KI
 _ROWS = 500  # rows of the map in one batch
 
 
+async def require_renewing(target: Cluster) -> None:
+    """Raises OptionError for brokers before 2.5, whose transactions cannot follow each other without a new producer."""
+    await target.connect()
+    if target.highest_version(InitProducerIdRequest) < _RENEWING:
+        raise OptionError("Translated offsets need a target of Kafka 2.5 or newer (KIP-360)")
+
+
 class CopyTransaction(ProducerTransaction):
     """One partition's copier as a transactional producer; one transaction at a time.
 
@@ -85,9 +92,7 @@ class CopyTransaction(ProducerTransaction):
 
         Raises OptionError for brokers before 2.5.
         """
-        await self._cluster.connect()
-        if self._cluster.highest_version(InitProducerIdRequest) < _RENEWING:
-            raise OptionError("Translated offsets need a target of Kafka 2.5 or newer (KIP-360)")
+        await require_renewing(self._cluster)
         self._end = 0
         await self.begin()
         self._start_over()
