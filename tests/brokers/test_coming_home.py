@@ -17,6 +17,8 @@ from tolerant_client import KafkaConsumer, KafkaProducer
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.standby.way_back import WayBack
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.stock.moving import manager_of
 from tolerant_client.testing import KafkaCluster
 from tolerant_client.tracker.events import Event, Moved
@@ -26,25 +28,27 @@ SESSION_MS = 6_000
 
 
 class Pair:
-    """Two clusters, a topic on both, and the links there (named like the topic) and back."""
+    """Two clusters, a topic on both, and the links there (named like the topic) and back; each copies that topic, or what is given."""
 
-    def __init__(self, a: str, b: str, topic: str) -> None:
+    def __init__(self, a: str, b: str, topic: str, there: LinkTopics | str = "", back: LinkTopics | str = "") -> None:
         self.a, self.b, self.topic, self.back = a, b, topic, f"{topic}-back"
+        self.topics_there, self.topics_back = LinkTopics.of(there or topic), LinkTopics.of(back or topic)
         create_topic(a, topic)
         append_records(a, topic, 5)
-        mirror(a, b, topic, topic)
+        mirror(a, b, self.topics_there, topic)
 
     def to_b(self) -> None:
-        mirror(self.a, self.b, self.topic, self.topic)
-        promoted(self.a, self.b, self.topic)
+        mirror(self.a, self.b, self.topics_there, self.topic)
+        promoted(self.a, self.b, self.topic, self.topics_there.names)
 
     def to_a(self) -> None:
-        mirror(self.b, self.a, self.topic, self.back)
-        promoted(self.b, self.a, self.back)
+        mirror(self.b, self.a, self.topics_back, self.back)
+        promoted(self.b, self.a, self.back, self.topics_back.names)
 
     def prepares(self, source: str, target: str, link: str, *, discards: bool = False) -> None:
-        with both(source, target) as (origin, copy):
-            report: Any = origin.run(lambda: failback(origin, copy, link, self.topic, discards=discards))
+        topics = self.topics_back if link == self.back else self.topics_there
+        with both(source, target, names=topics.names) as (origin, copy):
+            report: Any = origin.run(lambda: failback(origin, copy, link, topics, discards=discards))
         assert report.is_done, report
 
     def options(self) -> dict[str, Any]:
@@ -148,6 +152,47 @@ def test_a_client_that_is_made_begins_where_the_last_promotion_led(
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert "does not follow" not in caplog.text
+
+
+def with_mm2_names(topic: str, source: str, target: str) -> LinkTopics:
+    return LinkTopics(TopicFilter((topic,)), TopicNames(IdentityReplicationPolicy(source_alias=source), source), target)
+
+
+@pytest.mark.parametrize("other", ["deleted", "heartbeats"])
+def test_what_no_link_can_copy_back_holds_nobody(source: str, target: str, stack: ExitStack, other: str) -> None:
+    topic = f"way-back-{other}-beside"
+    more = "heartbeats" if other == "heartbeats" else f"{topic}-retired"
+    create_topic(source, more)
+    append_records(source, more, 5)
+    if other == "heartbeats":
+        stack.callback(delete_topic, source, more)
+        pair = Pair(source, target, topic, with_mm2_names(topic, "x", "y"), with_mm2_names(topic, "y", "x"))
+    else:
+        pair = Pair(source, target, topic, there=f"{topic},{more}")
+    a, b = cluster_of(source), cluster_of(target)
+    early = stack.enter_context(KafkaProducer(**pair.options()))
+    consumer = stack.enter_context(KafkaConsumer(topic, more, group_id=None, **pair.options()))
+    pair.to_b()
+    polls_until_at(consumer, b)
+    arrives(early, b)
+    if other == "deleted":
+        delete_topic(source, more)
+        delete_topic(target, more)
+    pair.prepares(target, source, pair.back)
+    pair.to_a()
+    made = stack.enter_context(KafkaProducer(**pair.options()))
+    assert is_at(made, a)
+    polls_until_at(consumer, a)
+    arrives(early, a)
+    assert made.send(topic, b"x").get(WITHIN_S).offset < early.send(topic, b"y").get(WITHIN_S).offset
+
+
+def polls_until_at(consumer: KafkaConsumer, cluster_id: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not is_at(consumer, cluster_id):
+        assert time.monotonic() < deadline
+        consumer.poll(100)
+    consumer.poll(100)  # its move ends in this one, or in the one before
 
 
 def test_a_client_that_is_made_finds_the_last_of_more_promotions_whatever_their_links_are_called(

@@ -260,8 +260,8 @@ async def nobody_is_promoted(_: object = None) -> None:
     """What the gap fillers of a link ask that may write."""
 
 
-def promoted(source: str, target: str, link: str) -> None:
-    with both(source, target) as (origin, copy):
+def promoted(source: str, target: str, link: str, names: TopicNames | None = None) -> None:
+    with both(source, target, names=names) as (origin, copy):
 
         async def call() -> Any:
             return await promote(origin, copy, link)

@@ -56,10 +56,6 @@ class CopyWatch:
         self._woken = Future()
         self._told: set[str] = set()
 
-    def close(self) -> None:
-        """Ends its connections."""
-        self._cluster.close()
-
     def wake(self) -> None:
         """Has it ask at once; from any thread."""
         with contextlib.suppress(RuntimeError):  # its event loop has ended

@@ -95,6 +95,7 @@ class LinkWatch:
         self._to = standby
         self._net = NetworkSelector(slow_task_threshold_secs=0)  # a slow resolver holds up nobody else here
         self.cluster = Cluster(standby, self._net, name=name, patience_ms=patience_ms)
+        self._clusters = [self.cluster]  # which end with this
         self._control = NewestControl(self.cluster, link)
         self._unknown_link = ""  # what to say of a link that the standby does not know
         self.link = link
@@ -103,7 +104,6 @@ class LinkWatch:
         self._checked: set[str] = set()  # topics
         self._is_group_checked = False
         self._follower: futures.Future[Follower | None] = futures.Future()
-        self._copies: CopyWatch | None = None
         self._is_closing = False
         self._over = Future()  # on its event loop
 
@@ -117,9 +117,10 @@ class LinkWatch:
         """What a producer with `acks="mirrored"` holds; ends as the standby has it.  Before `follow`."""
         # The long poll for a new control would hold up a connection.
         cluster = Cluster(self._to, self._net, name="standby", patience_ms=self._patience_ms)
-        self._copies = CopyWatch(cluster, NewestControl(cluster, self.link), check)
-        held = HeldBatches(sender, timeout_ms, self._copies.wake)
-        self._net.call_soon_with_future(self._copies.run, held).add_errback(_log_failure)
+        self._clusters.append(cluster)
+        copies = CopyWatch(cluster, NewestControl(cluster, self.link), check)
+        held = HeldBatches(sender, timeout_ms, copies.wake)
+        self._net.call_soon_with_future(copies.run, held).add_errback(_log_failure)
         return held
 
     def follow(self, follower: Follower) -> None:
@@ -150,9 +151,8 @@ class LinkWatch:
             self._net.call_soon_with_future(self._watch, first).add_both(self._end)
             self._net.poll(future=self._over)
         finally:
-            self.cluster.close()
-            if self._copies is not None:
-                self._copies.close()
+            for cluster in self._clusters:
+                cluster.close()
             self._net.drain()
             self._net.close()
 

@@ -7,6 +7,9 @@ Laws:
   undoes earlier ones only.  So they lead nobody in a circle, and need no other proof that they are the client's.
 - The way back must copy all topics of the client that L had copied, or all that L had copied while the client has none (which is being
   made, or has not written yet): of links that copy a part each, none is followed, with a warning.
+- A topic counts only if it is at home where the client is: heartbeats are not, which no link copies back, nor is a topic that was deleted
+  there.  So that cluster is asked, but only for topics that a link back lacks: what it says last counts, also once it is lost, and while
+  it has said nothing (it is silent, hides the topic, or its broker has just started and knows none), all topics do.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
 - The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
 - The cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
@@ -24,14 +27,17 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.groups import fetch_offsets
+from tolerant_client.cluster.admin.topics import visible_topics
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.standby.link_watch import WAIT_MS, LinkWatch
-from tolerant_client.mirror.state.control_record import controls_of, newest_of
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, controls_of, newest_of
 from tolerant_client.mirror.state.control_topic import ControlFollower
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.state_topic import StateTopic
+from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
 from tolerant_client.stock.group_commits import OWNERS_S
 from tolerant_client.stock.moved_member import READS_ON_S
@@ -39,6 +45,16 @@ from tolerant_client.stock.moved_member import READS_ON_S
 log = logging.getLogger(__name__)
 
 PAUSE: Final = Backoff(0.1, 10.0)
+_TELLS_MS: Final = 1_000  # for which the cluster where the client is may take to connect, and to tell its topics
+
+
+class Led(NamedTuple):
+    """Where a promotion leads clients: that of `link`, whose control is given, from the cluster `left` to the one `here`."""
+
+    link: str
+    control: LinkControl
+    here: Mapping[str, Any]
+    left: Mapping[str, Any]
 
 
 class LinksBack(ControlFollower):
@@ -62,21 +78,23 @@ class LinksBack(ControlFollower):
 
 
 class WayBack(LinkWatch):
-    """The link into the cluster that `home` (kafka-python's keys) connects to which undoes the promotion of `left_by`.
+    """The link into the cluster that `led` has led the client from (each cluster in kafka-python's keys) which undoes that promotion.
 
-    `left` is the control of that link, and `topics` says those of the client, none before it is made; called in the watch's thread.
-    `link` is the way back, as soon as there is one.
+    `topics` says those of the client, none before it is made; called in the watch's thread.  `link` is the way back, as soon as there
+    is one.
     """
 
     pause = PAUSE
 
-    def __init__(
-        self, home: Mapping[str, Any], left_by: str, left: LinkControl, topics: Callable[[], set[str]]
-    ) -> None:
-        super().__init__(home, left_by, name="cluster that the client has left")
-        self._left_by, self._left, self._topics = left_by, left, topics
+    def __init__(self, led: Led, topics: Callable[[], set[str]]) -> None:
+        super().__init__(led.left, led.link, name="cluster that the client has left")
+        self._left_by, self._left, self._topics = led.link, led.control, topics
+        self._names = None if led.control.topics is None else LinkTopics.from_json(led.control.topics)
+        self._here = Cluster(led.here, self._net, name="cluster where the client is", patience_ms=_TELLS_MS)
+        self._clusters.append(self._here)
+        self._gone: set[str] = set()  # as that has told last
         self.group_commits: Mapping[TopicPartition, int] | None = None  # what ask_for_commits has found
-        self._back = LinksBack(self.cluster, left.promotion_id(left_by))
+        self._back = LinksBack(self.cluster, led.control.promotion_id(led.link))
 
     def ask_for_commits(self, group: str) -> None:
         """Begins to ask, after `start`, what the client's group has committed on the cluster that it has left."""
@@ -107,15 +125,39 @@ class WayBack(LinkWatch):
         await self._back.follow()
         if not (links := self._back.links):
             return LinkControl()
-        needed = set(filter(self._left.writes, self._topics())) or {p.topic for p in self._left.copied_until}
-        for link, control in sorted(links.items()):
-            if all(map(control.writes, needed)):
-                self.link = link
-                return self.require_followed(control)
-        raise OptionError(
-            f"Links {', '.join(sorted(links))} copy back parts of what link {self._left_by} had copied, and none all that the client"
-            f" needs ({', '.join(sorted(needed))}): it does not follow them. Prepare one link back for all topics, or make a new client"
-        )
+        gone: set[str] = set()
+        while (link := _whole(links, needed := self._needed(gone))) is None:
+            if not (more := await self._gone_from_here(needed)):
+                raise OptionError(
+                    f"Links {', '.join(sorted(links))} copy back parts of what link {self._left_by} had copied, and none all that the"
+                    f" client needs ({', '.join(sorted(needed))}): it does not follow them. Prepare one link back for all of these, or"
+                    " use a client without standby for each cluster"
+                )
+            gone |= more
+        self.link = link
+        return self.require_followed(links[link])
+
+    def _needed(self, gone: set[str]) -> set[str]:
+        """The topics that a link back has to copy: the client's, or all of the link while it has none, but for those that do not count."""
+
+        def counts(topic: str) -> bool:
+            is_at_home = topic not in gone and not (self._names is not None and is_heartbeats(self._names, topic))
+            return is_at_home and self._left.writes(topic)
+
+        return set(filter(counts, self._topics())) or set(filter(counts, {p.topic for p in self._left.copied_until}))
+
+    async def _gone_from_here(self, topics: set[str]) -> set[str]:
+        """Those of these topics that the cluster where the client is has no more, as far as it tells at once, or has told."""
+        try:
+            await self._here.connect(_TELLS_MS)
+            telling = self._net.call_soon_with_future(visible_topics, self._here, {*topics, CONTROL_TOPIC})
+            there, hidden = await self._here.heard(telling, _TELLS_MS)
+        except Exception as error:  # it may be the lost one now
+            log.debug("Which topics the %s still has is unknown: %s", self._here.name, text_of(error))
+        else:
+            if CONTROL_TOPIC in there:  # else it knows none yet
+                self._gone = (self._gone - topics) | (topics - there.keys() - hidden.keys())
+        return self._gone & topics
 
     async def _changed(self) -> None:
         await self._back.changed(WAIT_MS)
@@ -127,19 +169,15 @@ class WayBack(LinkWatch):
             log.debug("%s: %s", self.unknown, text_of(error))
 
 
-class Led(NamedTuple):
-    """Where a promotion leads clients: that of `link`, whose control is given, from the cluster `left` to the one `here`."""
-
-    link: str
-    control: LinkControl
-    here: Mapping[str, Any]
-    left: Mapping[str, Any]
+def _whole(links: Mapping[str, LinkControl], needed: set[str]) -> str | None:
+    """The first link that copies all of these topics."""
+    return next((link for link in sorted(links) if all(map(links[link].writes, needed))), None)
 
 
 def led_on(led: Led, topics: Callable[[], set[str]], within_s: float) -> tuple[Led, WayBack]:
     """Where the promotions after this one have led, as far as each cluster tells within a time; with the watch for the next one."""
     while True:
-        back = WayBack(led.left, led.link, led.control, topics)
+        back = WayBack(led, topics)
         try:
             control = back.start().result(within_s)
         except Exception:  # it is asked again, and says what is wrong

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import kafka.errors as Errors
@@ -13,10 +14,11 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby import way_back
-from tolerant_client.mirror.standby.way_back import WayBack
+from tolerant_client.mirror.standby.way_back import Led, WayBack
 from tolerant_client.mirror.state import control_topic
-from tolerant_client.mirror.state.control_record import encode_control
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, encode_control
 from tolerant_client.mirror.state.link_control import MOST_UNDONE, LinkControl
+from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 
@@ -61,22 +63,47 @@ class Home:
 
 
 class Watched:
-    """A way back of link A-B whose client needs these topics."""
+    """A way back of link A-B whose client needs these topics, and is on a cluster that `has` and hides some."""
 
-    def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch, *needs: str) -> None:
+    def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch, *needs: str, left: LinkControl = LEFT) -> None:
         monkeypatch.setattr(control_topic, "control_topic", lambda cluster: home)
-        self.watch = WayBack({"bootstrap_servers": "127.0.0.1:1"}, "A-B", LEFT, lambda: set(needs))
+        at = {"bootstrap_servers": "127.0.0.1:1"}
+        self.watch = WayBack(Led("A-B", left, here=at, left=at), lambda: set(needs))
+        self.has = {CONTROL_TOPIC, "orders", "audit"}
+        self.hides: set[str] = set()
+        self.silence: Exception | None = None
+        self.asked: list[set[str]] = []
 
         async def connect(patience_ms: int) -> None:
             pass
 
-        monkeypatch.setattr(self.watch.cluster, "connect", connect)
+        async def visible_topics(cluster: Any, topics: Collection[str]) -> Any:
+            assert cluster is self.watch._here
+            self.asked.append(set(topics))
+            if self.silence is not None:
+                raise self.silence
+            return {topic: [0] for topic in topics if topic in self.has}, {
+                topic: Errors.TopicAuthorizationFailedError(topic) for topic in topics if topic in self.hides
+            }
+
+        for cluster in self.watch._clusters:
+            monkeypatch.setattr(cluster, "connect", connect)
+        monkeypatch.setattr(way_back, "visible_topics", visible_topics)
 
     def control(self) -> LinkControl:
-        return asyncio.run(self.watch.control())
+        return self.watch._net.run(self.watch.control)
+
+    @property
+    def follows(self) -> str | None:
+        """The link back that it follows."""
+        try:
+            return None if self.control().is_unwritten else self.watch.link
+        except OptionError:
+            return None
 
     def close(self) -> None:
-        self.watch.cluster.close()
+        for cluster in self.watch._clusters:
+            cluster.close()
         self.watch._net.close()
 
 
@@ -163,13 +190,62 @@ def test_a_client_without_topics_waits_for_a_link_back_of_all_that_was_copied(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Watched(home, monkeypatch)
-    try:
-        home.has("part", back("orders", undoes=("second",), is_promotion_begun=True, is_fenced=True))
-        with pytest.raises(OptionError, match=r"none all that the client needs \(audit, orders\)"):
-            one.control()
-        home.has("whole", back("audit", "orders", undoes=("second",)))
-        assert one.control().producer_ids and one.watch.link == "whole"
-    finally:
+    home.has("part", back("orders", undoes=("second",), is_promotion_begun=True, is_fenced=True))
+    with pytest.raises(OptionError, match=r"none all that the client needs \(audit, orders\)"):
+        one.control()
+    home.has("whole", back("audit", "orders", undoes=("second",)))
+    asked = len(one.asked)
+    assert one.control().producer_ids and one.watch.link == "whole"
+    assert len(one.asked) == asked, "nothing is missing"
+    one.close()
+
+
+@pytest.mark.parametrize("has_topics", [False, True])
+def test_a_topic_that_was_deleted_where_the_client_is_holds_it_no_longer(
+    home: Home, has_topics: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Watched(home, monkeypatch, *(["orders", "audit"] if has_topics else []))
+    home.has("B-A", back("orders", undoes=("second",)))
+    assert one.follows is None
+    one.has -= {"audit"}
+    assert one.follows == "B-A"
+    one.silence = Errors.KafkaConnectionError("lost by now")
+    assert one.follows == "B-A", "it was told before"
+    one.silence = None
+    one.has |= {"audit"}
+    assert one.follows is None, "it is there again"
+    one.close()
+
+
+def test_a_client_whose_topics_were_all_deleted_is_one_without_topics(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Watched(home, monkeypatch, "audit")
+    home.has("none of them", back("more", undoes=("second",)))
+    one.has -= {"audit"}
+    assert one.follows is None
+    home.has("B-A", back("orders", undoes=("second",)))
+    assert one.follows == "B-A"
+    one.close()
+
+
+@pytest.mark.parametrize("unknown", ["silent", "hidden", "knows no topic yet"])
+def test_topics_of_which_nothing_is_told_hold_a_client(home: Home, watched: Watched, unknown: str) -> None:
+    home.has("B-A", back("orders", undoes=("second",)))
+    watched.has = {CONTROL_TOPIC, "orders"} if unknown != "knows no topic yet" else set()
+    watched.silence = Errors.KafkaConnectionError("refused") if unknown == "silent" else None
+    watched.hides = {"audit"} if unknown == "hidden" else set()
+    assert watched.follows is None and watched.asked
+
+
+def test_heartbeats_hold_nobody(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = LinkTopics(TopicFilter(("orders",)), names=TopicNames(IdentityReplicationPolicy(), "A"))
+    ends = {TopicPartition("orders", 0): 5, TopicPartition("A.heartbeats", 0): 9}
+    for needs in [(), ("orders", "A.heartbeats")]:
+        one = Watched(home, monkeypatch, *needs, left=replace(LEFT, topics=topics.to_json(), copied_until=ends))
+        one.has |= {"A.heartbeats"}
+        home.has("B-A", back("orders", undoes=("second",)))
+        assert one.follows == "B-A" and not one.asked
         one.close()
 
 
