@@ -61,11 +61,8 @@ def verify(
         return await look_for_forgotten(target, given.link, await read_control(target, given.link))
 
     async def same_source(source: Cluster, target: Cluster) -> None:
-        if not given.link:
-            return
-        control = await read_control(target, given.link)
-        if not control.is_over:
-            require_same_source(control, given.link, await source.cluster_id())
+        if given.link:
+            require_same_source(await read_control(target, given.link), given.link, await source.cluster_id())
 
     async def unknown(target: Cluster) -> str | None:
         return await unknown_link(

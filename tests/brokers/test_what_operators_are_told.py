@@ -80,6 +80,7 @@ def open_transaction(servers: str, topic: str, transactional_id: str, **config: 
 def test_a_source_that_the_link_does_not_copy_is_named_first_and_nothing_is_advised_for_its_topics(
     source: str, target: str, is_translated: bool, has_topic: bool
 ) -> None:
+    """Also once the link was promoted."""
     topic = link = f"elsewhere-{is_translated}-{has_topic}".lower()
     create_topic(source, topic)
     append_records(source, topic, 5)
@@ -102,7 +103,27 @@ def test_a_source_that_the_link_does_not_copy_is_named_first_and_nothing_is_advi
         ["mirror", "--topics", topic, "--offsets", offsets, "--tasks", "0", "--once"],
     ]
     commands += [["translate", "--group", "any"]] if is_translated else []
-    told = f"Link {link} copies from cluster another-cluster, and this source is cluster {here}"
+    require_refused(
+        source,
+        target,
+        link,
+        commands,
+        f"Link {link} copies from cluster another-cluster, and this source is cluster {here}",
+    )
+    with both(target, target) as (there, _):
+        assert there.run(failover, there, link).is_done
+    commands = [words for words in commands if words[0] not in ("plan", "mirror")]  # they refuse it as promoted
+    require_refused(
+        source,
+        target,
+        link,
+        commands,
+        f"Link {link} has copied from cluster another-cluster, and this source is cluster {here}",
+    )
+
+
+def require_refused(source: str, target: str, link: str, commands: list[list[str]], told: str) -> None:
+    """Each of these commands refuses the source, as `told`."""
     for words in commands:
         done = CliRunner().invoke(app, [*words, "--json", "--source", source, "--target", target, "--link", link])
         if words[0] == "doctor":

@@ -25,6 +25,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_log_offsets
 from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.life.lens import END_UNKNOWN, MAP_LOST, NEVER_HAD, PartitionLag, look_led
 from tolerant_client.mirror.life.lost_copies import lost_copies
 from tolerant_client.mirror.life.mirrors import within_bound
@@ -42,7 +43,6 @@ from tolerant_client.mirror.state.map_topic import has_map, lost_map
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _CREATED_AGAIN = "its topic was created again on the source"
-_ANOTHER = "this source is another cluster than the one that the link copied"
 _UNFINISHED = "its promotion, which had no control to read, is not finished"
 _UNTOLD = "no copy is on the target, and whether there was one is unknown: its failover had no control to read"
 _SHORTER = "the source's log ends before what was copied"
@@ -62,8 +62,10 @@ async def promoted_before(
 
     With a source it names those of `groups` that no promotion has moved, and writes down, unless it is a dry run, where the source has
     no committed record after the copies: markers and aborted records, which it will delete; and what neither cluster has of what a
-    failover did not find.
+    failover did not find.  Raises OptionError for a source that is not the link's.
     """
+    if source is not None:
+        require_same_source(control, link, await source.cluster_id())
     ends, is_translated = control.copied_until, await has_map(target, link, control)
     warnings = [f"link {link} was promoted before; no topic and no group was changed"]
     lost = await lost_map(target, link, control)
@@ -208,11 +210,8 @@ async def as_left(
     partitions = [e.partition for e in known]
     theirs = await within_bound(source, copied_back, source, target, partitions, control.copied_until)
     why: dict[TopicPartition, str] = {}
-    is_another = None not in (was := {control.source_cluster_id, await source.cluster_id()}) and len(was) > 1
     for e in known:
-        if is_another:
-            why[e.partition] = _ANOTHER
-        elif ids is None or theirs is None:
+        if ids is None or theirs is None:
             why[e.partition] = "the source did not respond in time"
         elif not control.begun.get(e.partition, TopicIds()).is_of_source(
             TopicIds(str(ids.get(e.partition.topic) or ""))

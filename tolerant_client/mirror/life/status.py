@@ -175,7 +175,7 @@ async def _read_scope(
     control = await read_control(target, link)
     if topics is None:
         await require_not_forgotten(target, link, control)
-    if not (is_source_away or control.is_over):
+    if not is_source_away:
         require_same_source(control, link, await source.cluster_id())
     chosen = topics or written_topics(control, link, None)
     lost = await lost_map(target, link, control)

@@ -170,7 +170,7 @@ class _Examination:
         if control is None:
             return True
         try:
-            if source is not None and not control.is_over:
+            if source is not None:
                 require_same_source(control, subject.link, source.facts.cluster_id)
         except OptionError as error:
             evidence, _, remedy = text_of(error).rpartition(": ")

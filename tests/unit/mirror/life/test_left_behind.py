@@ -13,7 +13,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.cluster.admin.offsets import LogOffsets
-from tolerant_client.errors import ClusterUnreachableError, TargetDivergedError
+from tolerant_client.errors import ClusterUnreachableError, OptionError, TargetDivergedError
 from tolerant_client.mirror.follow.group_positions import GroupPosition, GroupPositions
 from tolerant_client.mirror.follow.groups import GroupsReport, decide_moves
 from tolerant_client.mirror.life import left_behind, promotion_groups
@@ -195,7 +195,6 @@ def test_what_the_source_has_deleted_of_what_was_not_copied_was_left_behind_too(
     assert ("only the source has" in report.left_behind) is bool(others)
     source.start = 100  # what was copied
     assert again(source).partitions[1].left_deleted is None
-    assert not again(source, replace(PROMOTED, source_cluster_id="C")).left_behind
 
 
 def test_status_says_what_was_left_behind_as_a_repeated_promotion_does() -> None:
@@ -247,10 +246,9 @@ def test_what_the_source_has_now_is_not_called_left_behind_where_others_wrote_it
     assert bool(report.unknown_left) is bool(why) is not bool(report.left_behind)
 
 
-def test_another_cluster_as_source_tells_nothing() -> None:
-    report = again(Source(), replace(PROMOTED, source_cluster_id="C"))
-    assert {p.lag for p in report.partitions} == {None}
-    assert "this source is another cluster than the one that the link copied" in report.unknown_left[-1]
+def test_another_cluster_as_source_is_refused() -> None:
+    with pytest.raises(OptionError, match="Link dr has copied from cluster C, and this source is cluster A"):
+        again(Source(), replace(PROMOTED, source_cluster_id="C"))
 
 
 def test_while_a_promotion_without_a_control_is_not_finished_what_it_left_behind_is_unknown() -> None:
