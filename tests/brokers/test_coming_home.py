@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,9 @@ from kafka.structs import TopicPartition
 
 from support.mirror_link import append_records, both, create_topic, delete_topic, failed_over, mirror, promoted
 from tolerant_client import KafkaConsumer, KafkaProducer
+from tolerant_client.errors import NotMirroredError
 from tolerant_client.mirror.life.failback import failback
+from tolerant_client.mirror.standby.link_watch import LinkWatch
 from tolerant_client.mirror.standby.way_back import WayBack
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
@@ -240,6 +243,45 @@ def test_a_client_that_hears_late_of_a_promotion_that_was_undone_stays(
     pair.prepares(source, pair.b, pair.topic)
     pair.to_b()
     arrives(late, cluster_of(pair.b))
+
+
+def test_what_failback_has_discarded_is_acknowledged_to_nobody_who_hears_late(
+    source: str, target: str, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, hears, follows = Pair(source, target, "way-back-discarded"), threading.Event(), LinkWatch.promoted
+
+    async def late(watch: LinkWatch, follower: Any) -> Any:
+        hears.wait(WITHIN_S)  # as in a process that is frozen
+        return await follows(watch, follower)
+
+    monkeypatch.setattr(LinkWatch, "promoted", late)
+    stack.callback(hears.set)
+    producer = stack.enter_context(KafkaProducer(acks="mirrored", mirrored_timeout_ms=60_000, **pair.options()))
+    copied = producer.send(pair.topic, b"copied")
+    acknowledged_until(producer, 1)
+    mirror(source, target, pair.topic, pair.topic)
+    discarded = []
+    for n in range(8):
+        discarded.append(producer.send(pair.topic, b"discarded"))
+        acknowledged_until(producer, n + 2)
+    failed_over(target, pair.topic)
+    append_records(target, pair.topic, 3, first=100)
+    pair.prepares(target, source, pair.back, discards=True)
+    pair.to_a()
+    append_records(source, pair.topic, 10, first=200)
+    hears.set()
+    assert copied.get(WITHIN_S).offset == 5
+    for record in discarded:
+        with pytest.raises(NotMirroredError, match="before the producer had heard of that"):
+            record.get(WITHIN_S)
+    assert producer.send(pair.topic, b"x").get(WITHIN_S).offset > 18
+
+
+def acknowledged_until(producer: KafkaProducer, count: int) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while producer._sender.held.record_count < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_client_that_is_made_while_its_cluster_is_lost_begins_at_the_standby_once_that_is_promoted(

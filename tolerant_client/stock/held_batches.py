@@ -5,6 +5,8 @@ Laws:
   and their memory wait until the standby has their records at their offsets.
 - What is held for `timeout_ms` ends with NotMirroredError: it is written on its own cluster, and is not sent again.
 - At a move nothing that is held is lost: moved_batches.py takes it, acknowledges what was copied, and has the rest sent.
+- Whose promotion was undone before the producer has heard of it, that producer stays.  What is held may have been given up meanwhile
+  (failback discards what was not copied), and offsets tell nothing: others may have been written there since.  So it is read.
 """
 
 from __future__ import annotations
@@ -25,6 +27,10 @@ MIRRORED: Final = "mirrored"  # a producer's `acks`
 SOMETHING_ELSE = (
     "the standby has something else at its offset: filler for what the mirror has left out, a part of its batch, records of others, or"
     " none, since a newer one has superseded it in a compacted topic, or retention has deleted it there"
+)
+GIVEN_UP = (
+    "it is not there any more: the link was promoted, and then the way back, before the producer had heard of that. failback has discarded"
+    " the record as one that was not copied (--discard), or retention or a newer record of its key has removed it"
 )
 _LATE = (
     "the standby was not seen to have it within mirrored_timeout_ms ({:g}): tolerant-kafka status says whether the link's mirror runs, and"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -55,6 +55,52 @@ Tell = Callable[[TopicPartition, Sequence[int] | Exception], None]
 Find = Callable[[Any, Mapping[TopicPartition, Sought], Tell], Awaitable[None]]
 
 
+class Doubts:
+    """Says, each reason once, why it is not known what a cluster has."""
+
+    def __init__(self) -> None:
+        self._told = set[str]()
+
+    def __call__(self, error: Exception) -> None:
+        if (reason := text_of(error)) not in self._told:
+            self._told.add(reason)
+            log.warning("Which records the producer's cluster has is not known yet: %s", reason)
+
+
+async def settle_held(
+    manager: Any,
+    held: HeldBatches,
+    find: Find,
+    why_not: str,
+    wait_for: Doubts,
+    release: Callable[[Set[TopicPartition]], None] = lambda partitions: None,
+) -> None:
+    """Acknowledges what is held and a cluster has at its offset; the rest fails, since it is `why_not` there.
+
+    Asks again until it is told.  Does `release` partitions of which nothing is held any more.
+    """
+
+    def hear(partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
+        if isinstance(offsets, Exception):
+            wait_for(offsets)
+            return
+        there = set(offsets)
+        ended = [(one, None if one.base_offset in there else why_not) for one in held.up_to(partition)]
+        release({partition})
+        held.settle(ended)  # callbacks may send records
+
+    muted = held.waiting()
+    while (waiting := held.waiting()) and not manager.closed:
+        try:
+            await find(manager._net, {p: sought_at(held.up_to(p)) for p in waiting}, hear)
+        except Exception as error:
+            wait_for(error)
+        release(muted - held.waiting())  # also those whose time is over
+        if held.waiting():
+            await manager._net.sleep(_PAUSE_S)
+    release(muted)
+
+
 class MovedBatches:
     """What the sender of one producer had in flight when it left a cluster."""
 
@@ -67,7 +113,7 @@ class MovedBatches:
         records, transactions = sender._accumulator, sender._transaction_manager
         self._held, sender.held = sender.held, None  # a copy of what is sent to the next cluster has no link yet
         self._end_of = end_of
-        self._told = set[str]()  # why something is not known
+        self._wait_for = Doubts()
         for partition in list(records._batches):
             with records._tp_lock(partition):
                 sent = [batch for batch in records._batches[partition] if batch.in_retry()]
@@ -92,7 +138,7 @@ class MovedBatches:
     async def settle(self, find: Find) -> None:
         """Acknowledges what the log has, and has the rest sent; asks again until it is told."""
         if self._held is not None:
-            await self._settle_held(find, self._held)
+            await settle_held(self._manager, self._held, find, SOMETHING_ELSE, self._wait_for, self._release)
         while self._in_question and not self._manager.closed:
             try:
                 await find(self._manager._net, dict(self._sought), self._hear)
@@ -102,45 +148,14 @@ class MovedBatches:
             if self._in_question:
                 await self._manager._net.sleep(_PAUSE_S)
 
-    async def _settle_held(self, find: Find, held: HeldBatches) -> None:
-        """Ends what the copies' ends have passed: none of it is sent after later records that were copied."""
-
-        def hear(partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
-            if isinstance(offsets, Exception):
-                self._wait_for(offsets)
-                return
-            there = set(offsets)
-            ended = [(one, None if one.base_offset in there else SOMETHING_ELSE) for one in held.up_to(partition)]
-            self._release(partition)
-            held.settle(ended)  # callbacks may send records
-
-        muted = held.waiting()
-        while (waiting := held.waiting()) and not self._manager.closed:
-            try:
-                await find(self._manager._net, {p: sought_at(held.up_to(p)) for p in waiting}, hear)
-            except Exception as error:
-                self._wait_for(error)
-            for partition in muted - held.waiting():  # also those whose time is over
-                self._release(partition)
-            if held.waiting():
-                await self._manager._net.sleep(_PAUSE_S)
-        for partition in muted:
-            self._release(partition)
-
-    def _release(self, partition: TopicPartition) -> None:
-        if partition not in self._in_question:
-            self._sender._accumulator.muted.discard(partition)
+    def _release(self, partitions: Set[TopicPartition]) -> None:
+        self._sender._accumulator.muted -= partitions - self._in_question.keys()
 
     def _hear(self, partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
         if isinstance(offsets, Exception):
             self._wait_for(offsets)
         else:
             self._settle(partition, offsets)
-
-    def _wait_for(self, error: Exception) -> None:
-        if (reason := text_of(error)) not in self._told:
-            self._told.add(reason)
-            log.warning("Which records the next cluster has is not known yet: %s", reason)
 
     def _leave_ended(self) -> None:
         """Lets the partitions go on of which all that was in question has ended for its age."""

@@ -215,13 +215,16 @@ class Mover:
         group: str | None = None if client is None else client.config.get("group_id")
         return group
 
-    def hold_no_longer(self) -> bool:
-        """Has `acks="mirrored"` of a producer mean "all" from now on; returns False if it does; from any thread."""
+    def hold_no_longer(self, find: Find) -> bool:
+        """Has `acks="mirrored"` of a producer mean "all" from now on; returns False if it does; from any thread.
+
+        `find` looks for what is held in the producer's cluster.
+        """
         sender = getattr(self._client(), "_sender", None)
         if sender is None or sender.held is None:
             return False
         with contextlib.suppress(RuntimeError):  # it has just been closed
-            self.net.call_soon_with_future(sender.hold_no_longer)
+            self.net.call_soon_with_future(sender.hold_no_longer, find)
         return True
 
     def begin(self, to: Destination, find: Find) -> None:

@@ -56,7 +56,8 @@ from kafka.errors import (
 from kafka.protocol.producer import ProduceResponse
 
 from tolerant_client.errors import OutcomeUnknownError, RecoveryExhaustedError
-from tolerant_client.stock.held_batches import HeldBatches
+from tolerant_client.stock.held_batches import GIVEN_UP, HeldBatches
+from tolerant_client.stock.moved_batches import Doubts, Find, settle_held
 from tolerant_client.stock.stock_names import Sender
 
 log = logging.getLogger(__name__)
@@ -223,11 +224,11 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         if not partition_response.error_code:
             self._learn(batch, partition_response)
 
-    async def hold_no_longer(self) -> None:
-        """Has `acks="mirrored"` mean "all" from now on, also for what is held."""
+    async def hold_no_longer(self, find: Find) -> None:
+        """Has `acks="mirrored"` mean "all" from now on, also for what is held, if `find` finds it in the producer's cluster."""
         held, self.held = self.held, None
         if held is not None:
-            held.settle([(batch, None) for partition in held.waiting() for batch in held.up_to(partition)])
+            await settle_held(self._client._manager, held, find, GIVEN_UP, Doubts())
 
     def _learn(self, batch: Any, response: Any) -> None:
         """What a success tells besides.  To a repeat a broker tells the time of the append whoever gives times (UnifiedLog.scala)."""

@@ -129,6 +129,30 @@ def test_at_a_move_what_is_there_ends_and_the_rest_is_sent_in_order() -> None:
     assert PARTITION not in accumulator.muted
 
 
+def test_a_producer_that_stays_has_acknowledged_what_its_cluster_still_has() -> None:
+    holding = Holding()
+    sent = [holding.first]
+    for offset in (40, 42, 43):
+        holding.acknowledge(offset)
+        sent.append(holding.producer.append())
+    told: list[Any] = [Errors.KafkaConnectionError("away"), [40, 43]]
+
+    async def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> None:
+        assert sought[PARTITION].places == [40, 42, 43]
+        tell(PARTITION, told.pop(0))
+
+    async def sleep(seconds: float) -> None:
+        assert told and not any(future.is_done for future in sent)
+
+    holding.producer.client._manager._net.sleep = sleep
+    asyncio.run(holding.producer.sender.hold_no_longer(find))
+    assert [sent[0].get(0).offset, sent[2].get(0).offset] == [41, 43]
+    with pytest.raises(NotMirroredError, match="at offset 42, but it is not there any more"):
+        sent[1].get(0)
+    holding.acknowledge(44)
+    assert sent[3].get(0).offset == 44, "as with acks=all"
+
+
 def test_a_copy_that_ends_within_a_batch_is_told() -> None:
     holding = Holding()
     holding.acknowledge(40)

@@ -3,7 +3,8 @@
 Laws:
 - A copy has the offset, key, value and headers of its record, and its timestamp, or that of the append where the source gives
   times (LogAppendTime).  It has the producer id of its link: nothing tells it from another record with the same content and time.
-- Only what lies before the end of the copies counts: after it others have written.
+- Only what lies before the end of the copies counts: after it others have written.  In the producer's own cluster all that its log has
+  counts.
 - A log is read from where the producer's last acknowledged record is, or else from the first record that may be one of the
   sought by its timestamp.  The clock of a broker that gives times is at most CLOCKS_MS behind the producer's.
 """
@@ -18,7 +19,7 @@ from typing import Any, Final
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.cluster import EARLIEST, Cluster
+from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.mirror.batches.divergence import tail_records
 from tolerant_client.records.record_batch import Record
@@ -135,14 +136,14 @@ def least_ms(sought: Sought) -> int:
 
 
 async def find_copies(
+    config: Mapping[str, Any],
+    ends: Mapping[TopicPartition, int] | None,
     net: Any,
-    standby: Mapping[str, Any],
     sought: Mapping[TopicPartition, Sought],
-    ends: Mapping[TopicPartition, int],
     tell: Tell,
 ) -> None:
-    """Like `find_copies_in`, in the cluster at `standby`, for which it makes connections of its own.  Raises KafkaError."""
-    cluster = Cluster(standby, net, name="standby", patience_ms=_PATIENCE_MS)
+    """Like `find_copies_in`, in the cluster that `config` connects to, with connections of its own.  Raises KafkaError."""
+    cluster = Cluster(config, net, name="own cluster" if ends is None else "standby", patience_ms=_PATIENCE_MS)
     try:
         await cluster.connect()
         await find_copies_in(cluster, sought, ends, tell)
@@ -151,15 +152,19 @@ async def find_copies(
 
 
 async def find_copies_in(
-    cluster: Cluster, sought: Mapping[TopicPartition, Sought], ends: Mapping[TopicPartition, int], tell: Tell
+    cluster: Cluster, sought: Mapping[TopicPartition, Sought], ends: Mapping[TopicPartition, int] | None, tell: Tell
 ) -> None:
-    """Tells the offsets of the sought batches that the cluster has below `ends`, as stock/moved_batches.py defines."""
+    """Tells the offsets of the sought batches that the cluster has below `ends`, as stock/moved_batches.py defines.
+
+    Without `ends` those are the logs' own.
+    """
     left = iter(list(sought))
 
     async def find() -> None:
         for partition in left:
             try:
-                found: Sequence[int] | Exception = await _find(cluster, partition, sought[partition], ends[partition])
+                end = (await cluster.list_offsets({partition: LATEST}) if ends is None else ends)[partition]
+                found: Sequence[int] | Exception = await _find(cluster, partition, sought[partition], end)
             except Exception as error:
                 found = error
             tell(partition, found)

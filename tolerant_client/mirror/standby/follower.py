@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import kafka.errors as Errors
-from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby.copied_records import find_copies
 from tolerant_client.mirror.standby.link_watch import FIRST_WORD_S, PROMPT_S
 from tolerant_client.mirror.standby.way_back import Led, WayBack, led_on
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.stock.moved_batches import Sought, Tell
 from tolerant_client.stock.moving import Destination, Mover
 
 log = logging.getLogger(__name__)
@@ -93,7 +92,7 @@ class Follower:
         led, back = led_on(led, self._mover.topics, PROMPT_S if is_new else FIRST_WORD_S)
         if led.here is self._to:
             self._move(led.control, back)
-        elif self._mover.hold_no_longer():
+        elif self._mover.hold_no_longer(partial(find_copies, led.here, None)):
             log.warning(
                 'Link %s copies nothing any more, and its promotion was undone: acks="mirrored" is "all" from now on',
                 link,
@@ -104,11 +103,8 @@ class Follower:
             client._follow(back, Follower(self._mover, led.here, led.left, led.control))
 
     def _move(self, control: LinkControl, back: WayBack) -> None:
-        def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> Awaitable[None]:
-            return find_copies(net, self._to, sought, control.copied_until, tell)
-
         left_at = {} if self._moved_by is None else self._moved_by.copied_until
         if (group := self._mover.group) is not None:
             back.ask_for_commits(group)
         to = Destination(self._to, control.copied_until, control.writes, left_at, lambda: back.group_commits)
-        self._mover.begin(to, find)
+        self._mover.begin(to, partial(find_copies, self._to, control.copied_until))
