@@ -27,6 +27,7 @@ from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.promotion_report import PromotionReport
+from tolerant_client.mirror.life.status import read_status
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -131,6 +132,31 @@ def test_a_failover_without_its_control_finds_where_the_former_one_has_fenced(
         assert f"link {topic} was promoted before with {topic}-0" in again.damaged[0]
         report = origin.run(lambda: promote(origin, there, topic))
     assert report.exit_code == 3 and f"2 committed records of {topic}-0 were not copied" in report.left_behind
+
+
+@pytest.mark.parametrize("is_translated", [False, True], ids=["identical", "translated"])
+def test_what_a_source_topic_that_was_made_anew_before_a_failover_has_is_not_counted_from_the_former_ones_end(
+    source: str, target: str, is_translated: bool
+) -> None:
+    """Of the new one the target has nothing, whether it is shorter, longer, or as long as what was copied."""
+    link = f"damage-source-anew-{is_translated}".lower()
+    topics = {f"{link}-{count}": count for count in (3, 12, 20)}
+    for topic in topics:
+        create_topic(source, topic)
+        append_records(source, topic, 12)
+    mirror(source, target, f"{link}-.*", link, is_translated=is_translated)
+    for topic, count in topics.items():
+        make_anew(source, topic)
+        append_records(source, topic, count)
+    assert failed_over(target, link).exit_code == 0
+    with both(source, target) as (origin, there):
+        report = origin.run(lambda: promote(origin, there, link))
+        status = origin.run(lambda: read_status(origin, there, link))
+    names = f"{link}-12-0 and 2 more partitions"
+    told = f"what {names} left behind on the source is unknown: its topic was created again on the source"
+    assert (report.unknown_left, report.left_behind, report.exit_code) == ((told,), "", 3)
+    assert [p.lag for p in report.partitions] == [None] * 3
+    assert told in status.notes and [topic.lag for topic in status.topics] == [None] * 3
 
 
 @pytest.mark.parametrize("before", ["nothing", "others"])

@@ -27,7 +27,7 @@ from tolerant_client.cluster.admin.topics import present_ids
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.life.lens import END_UNKNOWN, MAP_LOST, NEVER_HAD, PartitionLag, look_led
-from tolerant_client.mirror.life.lost_copies import lost_copies
+from tolerant_client.mirror.life.lost_copies import begun_ids, lost_copies
 from tolerant_client.mirror.life.mirrors import within_bound
 from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.life.promotion_groups import STAY, unmoved_groups
@@ -86,7 +86,7 @@ async def promoted_before(
         seen, unseen = await look_led(source, target, link, list(ends), is_translated, control, lost)
         asked = source, target, link, control, mapped, lost
         never, untold = await never_copied(*asked, is_translated=is_translated)
-        seen, unlike = await as_left(source, target, control, [*seen, *never])
+        seen, unlike = await as_left(source, target, control, mapped, [*seen, *never])
         known = {e.partition: e for e in seen}
         lags = [known.get(e.partition, e) for e in (*lags, *never)]
         unknown = _of_data({**unseen, **untold, **unlike}, topics)
@@ -201,21 +201,23 @@ async def _begun_by_none(
 
 
 async def as_left(
-    source: Cluster, target: Cluster, control: LinkControl, lags: Iterable[PartitionLag]
+    source: Cluster, target: Cluster, control: LinkControl, mapped: MappedTopics, lags: Iterable[PartitionLag]
 ) -> tuple[list[PartitionLag], dict[TopicPartition, str]]:
-    """The lags of a promoted link, without the ends of source logs that are no longer what was copied; and why they are not."""
+    """The lags of a promoted link, without the ends of source logs that are no longer what was copied; and why they are not.
+
+    `mapped` is its whole map, which alone says of which topics the copies with translated offsets are.
+    """
     if not (known := list(lags)):
         return [], {}
     ids = await within_bound(source, present_ids, source, sorted({e.partition.topic for e in known}))
     partitions = [e.partition for e in known]
     theirs = await within_bound(source, copied_back, source, target, partitions, control.copied_until)
     why: dict[TopicPartition, str] = {}
+    begun = {**control.begun, **begun_ids(control, mapped)}
     for e in known:
         if ids is None or theirs is None:
             why[e.partition] = "the source did not respond in time"
-        elif not control.begun.get(e.partition, TopicIds()).is_of_source(
-            TopicIds(str(ids.get(e.partition.topic) or ""))
-        ):
+        elif not begun.get(e.partition, TopicIds()).is_of_source(TopicIds(str(ids.get(e.partition.topic) or ""))):
             why[e.partition] = _CREATED_AGAIN
         elif e.partition in theirs:
             why[e.partition] = theirs[e.partition]

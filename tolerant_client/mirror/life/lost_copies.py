@@ -77,7 +77,7 @@ async def lost_copies(
     """What the target of a promoted link has lost of its copies; `mapped` is its whole map, unless it is lost.  Raises KafkaError."""
     if not control.is_promotion_begun or control.topics is None:
         return LostCopies()
-    topics, was = LinkTopics.from_json(control.topics), _ids_of(control, mapped)
+    topics, was = LinkTopics.from_json(control.topics), begun_ids(control, mapped._replace(uncopied={}))
     had = sorted(p for p in _with_data(control, mapped, was) if not is_heartbeats(topics, p.topic))
     there, refused = await visible_topics(target, sorted({p.topic for p in had}))
     now = await read_ids(None, target, sorted(there))
@@ -107,11 +107,12 @@ def _with_data(
     return [p for p, end in ends.items() if end is None or end > control.began_at(p)]
 
 
-def _ids_of(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, TopicIds]:
+def begun_ids(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, TopicIds]:
     """The ids of the topics that a link has begun, "" where they are unknown."""
     if control.is_identical:
         return dict(control.begun)
-    ids = {**control.mapped, **{p: TopicIds(*row.ids) for p, row in mapped.copies.items()}}
+    rows = {**mapped.uncopied, **mapped.copies}
+    ids = {**control.mapped, **{p: TopicIds(*row.ids) for p, row in rows.items()}}
     return {p: of for p, of in ids.items() if control.mapped.get(p) != GONE}
 
 
@@ -173,6 +174,6 @@ async def _of_others(
             mapped = NO_MAP
             if not control.is_identical:
                 mapped = await mapped_topics(target, other, control, of=partitions, within_s=BOUND_S)
-            ids = _ids_of(control, mapped)
+            ids = begun_ids(control, mapped)
             found |= {p for p in partitions if p in ids and ids[p].target and ids[p].target == now[p.topic].target}
     return found

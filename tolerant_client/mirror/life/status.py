@@ -214,7 +214,7 @@ async def _look_twice(source: Cluster | None, target: Cluster, scope: LinkScope)
             if scope.control.is_fenced:
                 asked_never = source, target, scope.link, scope.control, scope.mapped, scope.lost_map
                 never, untold = await never_copied(*asked_never, is_translated=scope.is_translated)
-            seen, unlike = await as_left(source, target, scope.control, [*second, *never])
+            seen, unlike = await as_left(source, target, scope.control, scope.mapped, [*second, *never])
             # never_copied tells of what the link had not begun, and whose it is; version 0.1 did not write what it had.
             fenced = scope.control.copied_until if scope.control.is_fenced else {}
             unknown = {p: why for p, why in unseen.items() if p in fenced or not fenced}

@@ -187,7 +187,8 @@ def leaderless_parts(target: Cluster) -> frozenset[TopicPartition]:
 class MappedTopics(NamedTuple):
     """The partitions (names on the target) of which a map has rows; and why some of the map's own partitions are unread.
 
-    `copies` are the newest rows of those whose target logs have records of the link, or had some when it took them over.
+    `copies` are the newest rows of those whose target logs have records of the link, or had some when it took them over, `uncopied`
+    those of the others, which it has begun.
     `last` is the newest generation of the link that the map calls over; -1: none.  `undecided` are rows in transactions that are not
     over, of maps that are `known`.
     """
@@ -197,6 +198,7 @@ class MappedTopics(NamedTuple):
     copies: Mapping[TopicPartition, MapRow] = MappingProxyType({})
     last: int = -1
     undecided: Mapping[TopicPartition, MapRow] = MappingProxyType({})
+    uncopied: Mapping[TopicPartition, MapRow] = MappingProxyType({})
 
     @property
     def names(self) -> frozenset[str]:
@@ -258,7 +260,9 @@ async def mapped_topics(
             unread[partition] = text_of(error)
     last = found.pop(LAST, None)
     copies = {p: row for p, row in found.items() if row.target_until}
-    return MappedTopics(frozenset(found), unread, copies, -1 if last is None else last.key.number, undecided)
+    uncopied = {p: row for p, row in found.items() if p not in copies}
+    over = -1 if last is None else last.key.number
+    return MappedTopics(frozenset(found), unread, copies, over, undecided, uncopied)
 
 
 async def read_each_map(

@@ -24,7 +24,8 @@ from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import copied_back
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
-from tolerant_client.mirror.state.map_rows import MappedTopics
+from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 P, Q = TopicPartition("orders", 0), TopicPartition("clicks", 0)
@@ -246,6 +247,28 @@ def test_what_the_source_has_now_is_not_called_left_behind_where_others_wrote_it
     assert bool(report.unknown_left) is bool(why) is not bool(report.left_behind)
 
 
+@pytest.mark.parametrize("known_by", ["map", "map without a record", "control"])
+def test_a_translated_link_says_of_a_topic_that_was_created_again_what_an_identical_one_says(
+    monkeypatch: pytest.MonkeyPatch, known_by: str
+) -> None:
+    anew = Source(ids={"orders": "5"})
+    twin = again(anew)
+    control = replace(PROMOTED, begun={}, map_id="m")
+    rows = {p: MapRow(RowKey(p, 0), p.topic, ids, 20, 0, (Run(0, 0, 20),)) for p, ids in PROMOTED.begun.items()}
+    mapped = MappedTopics(frozenset(rows), copies=rows)
+    if known_by == "map without a record":
+        mapped = MappedTopics(frozenset(rows), uncopied=rows)
+    if known_by == "control":
+        mapped, control = NO_MAP, replace(control, mapped=PROMOTED.begun)
+    monkeypatch.setattr(left_behind, "has_map", AsyncMock(return_value=True))
+    monkeypatch.setattr(left_behind, "mapped_topics", AsyncMock(return_value=mapped))
+    report = again(anew, control)
+    assert "orders-0 left behind on the source is unknown: its topic was created again" in report.unknown_left[-1]
+    assert report.to_json() == twin.to_json()
+    same = again(Source(), control)
+    assert not same.unknown_left and same.left_behind.startswith("30 committed records of orders-0")
+
+
 def test_another_cluster_as_source_is_refused() -> None:
     with pytest.raises(OptionError, match="Link dr has copied from cluster C, and this source is cluster A"):
         again(Source(), replace(PROMOTED, source_cluster_id="C"))
@@ -255,7 +278,9 @@ def test_while_a_promotion_without_a_control_is_not_finished_what_it_left_behind
     """Its control does not have the producer id of the marker that ends a log."""
     half = LinkControl(is_promotion_begun=True, topics=PROMOTED.topics, copied_until={Q: 20}, unfenced=frozenset((P,)))
     lags, why = asyncio.run(
-        left_behind.as_left(Source(), Target(), half, [PartitionLag(P, 11, 10, 10, 0), PartitionLag(Q, 20, 25, 25, 0)])  # type: ignore[arg-type]
+        left_behind.as_left(
+            Source(), Target(), half, NO_MAP, [PartitionLag(P, 11, 10, 10, 0), PartitionLag(Q, 20, 25, 25, 0)]
+        )  # type: ignore[arg-type]
     )
     assert [e.lag_offsets for e in lags] == [None, 5] and why.keys() == {P} and "not finished" in why[P]
 

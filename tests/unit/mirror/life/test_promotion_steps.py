@@ -490,7 +490,7 @@ def test_a_promotion_that_finishes_a_failover_tells_what_that_one_left_behind(
         assert list(wanted) == [P]
         return [ends(10, 14, 14)], {}
 
-    async def as_left(_: Any, __: Any, ___: Any, lags: Any) -> Any:
+    async def as_left(_: Any, __: Any, ___: Any, ____: Any, lags: Any) -> Any:
         return lags, {}
 
     async def count(_: Any, spans: Any) -> Any:
