@@ -72,9 +72,11 @@ class LinksBack(ControlFollower):
     async def _take(self, topic: StateTopic, end: int) -> None:
         records = await topic.records(self.position, end)
         keys = {(record.key or b"").decode(errors="replace") for record in records}
-        self._newest |= {link: newest_of(link, records, self._newest.get(link)) for link in keys}
-        found = controls_of(filter(None, self._newest.values()), None).links
-        self.links = {link: control for link, control in found.items() if self._promotion_id in control.undoes}
+        newest = {link: newest_of(link, records, self._newest.get(link)) for link in keys}
+        self._newest |= newest
+        kept = {link: control for link, control in self.links.items() if link not in keys}
+        found = controls_of(filter(None, newest.values()), None).links
+        self.links = kept | {link: control for link, control in found.items() if self._promotion_id in control.undoes}
 
 
 class WayBack(LinkWatch):

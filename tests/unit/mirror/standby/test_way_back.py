@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from tolerant_client.cluster.admin.groups import CommittedOffset
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby import way_back
 from tolerant_client.mirror.standby.way_back import Led, WayBack
-from tolerant_client.mirror.state import control_topic
-from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, encode_control
+from tolerant_client.mirror.state import control_record, control_topic
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls, encode_control
 from tolerant_client.mirror.state.link_control import MOST_UNDONE, LinkControl
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -143,15 +143,27 @@ def test_a_link_names_the_promotions_that_it_undoes_once_and_the_newest_ones() -
     assert len(control.undoes) == MOST_UNDONE and control.undoes[-1] == str(2 * MOST_UNDONE - 1)
 
 
-def test_what_was_read_is_not_read_again(home: Home, watched: Watched) -> None:
+def test_what_was_read_is_neither_read_nor_decoded_again(
+    home: Home, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[int] = []
+
+    def controls_of(records: Iterable[Record], begun_of: None) -> Controls:
+        of = list(records)
+        decoded.extend(record.offset for record in of)
+        return control_record.controls_of(of, begun_of)
+
+    monkeypatch.setattr(way_back, "controls_of", controls_of)
     home.has("B-A", back("orders", "audit", undoes=("second",)))
     home.has("C-A", back("orders", "audit", undoes=("of C",)))
     for _ in range(3):
         assert not watched.control().is_unwritten
-    assert home.read == [0, 1]
+    assert home.read == sorted(decoded) == [0, 1]
     home.has("C-A", back("orders", "audit", undoes=("of C", "of D")))
     assert watched.control().undoes == ("second",)
-    assert home.read == [0, 1, 2]
+    assert home.read == sorted(decoded) == [0, 1, 2]
+    home.has("B-A", back("orders", "audit", undoes=("of C",)))
+    assert watched.control().is_unwritten, "it undoes another promotion now"
     home.is_there = False
     assert watched.control().is_unwritten, "the topic was deleted"
 
