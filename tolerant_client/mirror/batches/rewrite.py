@@ -9,7 +9,9 @@ Laws:
 - No batch is larger than the target accepts, as it is sent (which max.message.bytes limits), and none has more
   than batch_encoding.MAX_BATCH_BYTES of records, unless it has only one record.
 - A call costs a millisecond however few its records are, so as many small batches as possible are rewritten by one, also
-  across gaps; but no more than `is_enough`, since nothing else runs meanwhile.
+  across gaps, and of several codecs; but no more than `is_enough`, since nothing else runs meanwhile.
+- Neighbours of several codecs get one of those that compress: producers with other settings than their neighbours' have a topic
+  in which hardly two batches in a row have the same one.
 
 A broker accepts only batches whose offset deltas are 0, 1, 2... without holes (LogValidator.java), and would
 assign log append time again.  So the timestamps of a batch with log append time, which all equal its max
@@ -96,7 +98,7 @@ class Coalesced(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """Neighbours of one magic and codec."""
+    """Neighbours of one magic."""
 
     headers: Sequence[BatchHeader]
     views: Sequence[memoryview]
@@ -104,7 +106,7 @@ class _Window(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """The positions of v2 batches of one codec in `records`."""
+    """The positions of v2 batches in `records`."""
 
     records: bytes | memoryview
     headers: Headers
@@ -144,7 +146,7 @@ def rewrite(
 
     `batches` are those of record_batch.iter_batches or legacy_records.iter_record_sets, in log order; `until` defaults
     to the end of the last one.  The returned batches have their absolute base offset in the header, are writable, for
-    record_batch.restamp, and have `codec`, or that of the originals.  Those of several records have at most
+    record_batch.restamp, and have `codec`, or one of the originals'.  Those of several records have at most
     `joined_bytes`, by default `max_batch_bytes`.  With `fill_holes` holes become filler records, except
     long ones (LARGEST_HOLE, MOST_FILLER); the others become gaps.
     Raises OversizedRecordError, with the offset, for a record that does not fit; RecordBatchError for damage.
@@ -200,13 +202,12 @@ def coalesce(
     room = min(max_batch_bytes, joined_bytes or max_batch_bytes)
     run = _Run(records, headers[:count], begins[:count], np.array(ends[:count], np.int64))
     items: list[Batch] = []
-    for a, b in _spans(headers["attributes"].astype(np.int64), 0, count):
-        for c, d in _spans((run.ends - run.starts[a] - 1) // _WINDOW_BYTES, a, b):
-            part = _Run(records, run.headers[c:d], run.starts[c:d], run.ends[c:d])
-            codec = int(headers["attributes"][a])
-            for rows in _read_run(part, codec):
-                encoded = _encode(rows, (), codec, max_batch_bytes, room)
-                items += (item for item in encoded if not isinstance(item, Gap))
+    for a, b in _spans((run.ends - run.starts[0] - 1) // _WINDOW_BYTES, 0, count):
+        part = _Run(records, run.headers[a:b], run.starts[a:b], run.ends[a:b])
+        codec = _codec_of(part.headers["attributes"])
+        for rows in _read_run(part, codec):
+            encoded = _encode(rows, (), codec, max_batch_bytes, room)
+            items += (item for item in encoded if not isinstance(item, Gap))
     return Coalesced(items, read_header(records, starts[count - 1]), ends[count - 1])
 
 
@@ -239,16 +240,22 @@ def _windows(batches: Sequence[Batch], start: int, until: int) -> Iterator[tuple
     is_early = begins[1:] < ends[:-1]
     if is_early.any():
         raise RecordBatchError("record batch that begins before the last one ended", int(begins[1:][is_early.argmax()]))
-    kinds = (magics << 3) + (attributes & CODEC_MASK)
     first, last = int(ends.searchsorted(start, "right")), int(begins.searchsorted(until))
-    for a, b in _spans(kinds, first, last):
-        codec, magic = headers[a].codec, headers[a].magic
+    codec = headers[-1].codec
+    for a, b in _spans(magics, first, last):
         for c, d in _spans((np.cumsum(sizes[a:b]) - 1) // _WINDOW_BYTES, 0, b - a):
             window = _Window(headers[a + c : a + d], views[a + c : a + d], sizes[a + c : a + d])
-            for rows in _read_v2(window, codec) if magic == 2 else _read_legacy(window):
+            codec = _codec_of(attributes[a + c : a + d])
+            for rows in _read_v2(window, codec) if headers[a].magic == 2 else _read_legacy(window):
                 if len((rows := _within(rows, start, until)).offsets):
                     yield rows, codec
-    yield _NO_ROWS, headers[-1].codec
+    yield _NO_ROWS, codec
+
+
+def _codec_of(attributes: Any) -> int:
+    """The codec for the records of neighbours with these attributes: what compresses most of those that are compressed."""
+    codecs = np.bincount(attributes & CODEC_MASK, minlength=2)
+    return int(codecs[1:].argmax()) + 1 if codecs[1:].any() else 0
 
 
 def _spans(numbers: Int64s, first: int, last: int) -> list[tuple[int, int]]:
@@ -273,7 +280,7 @@ def _headers_at(records: bytes | memoryview, starts: Int64s) -> Headers:
 
 
 def _read_run(run: _Run, codec: int) -> Iterator[_Rows]:
-    """The records of batches with one codec, none of which is empty."""
+    """The records of batches, none of which is empty; with `codec` 0 none is compressed."""
     if not codec:
         sections = Sections(run.headers, run.records, run.starts + HEADER_SIZE, run.ends)
         yield from map(_rows, batch_rows(sections, _WINDOW_BYTES)) if len(run.headers) else ()

@@ -168,13 +168,21 @@ def test_small_batches_become_one_of_their_codec(codec: int) -> None:
     assert (header.codec, header.record_count) == (codec, 3000)
 
 
-def test_another_codec_begins_another_batch() -> None:
-    record = Record(0, T0, b"k", b"value " * 20)
+@pytest.mark.parametrize(
+    ("found", "expected"), [((0, 0, 3, 3, 0), 3), ((0, 4), 4), ((0, 0, 0, 0, 2, 1, 1), 1), ((2, 3, 3), 3)]
+)
+def test_small_neighbours_of_several_codecs_become_one_batch_that_is_compressed(
+    found: tuple[int, ...], expected: int
+) -> None:
+    """Each change of the codec cost a call of its own: 6 s for a response, and the claim lasts 10 s."""
+    records = [Record(0, T0 + i, b"k%d" % i, b"value " * 20) for i in range(1000)]
     batches = batches_of(
-        *(encode_batch([record], base_offset=i, codec=codec) for i, codec in enumerate([0, 0, 3, 3, 0]))
+        *(encode_batch([r], base_offset=i, codec=found[i % len(found)]) for i, r in enumerate(records))
     )
-    found = [(header.codec, header.record_count) for header, _ in check(batches, 0)]
-    assert found == [(0, 2), (3, 2), (0, 1)]
+    ((header, _),) = check(batches, 0)
+    assert (header.codec, header.record_count) == (expected, 1000)
+    joined = coalesce(memoryview(b"".join(view for _, view in batches)), 0, max_batch_bytes=MIB)
+    assert joined is not None and [(h.codec, h.record_count) for h, _ in joined.items] == [(expected, 1000)]
 
 
 def test_batches_hold_at_most_what_the_target_takes() -> None:
