@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from typing import Annotated
 
@@ -35,7 +36,8 @@ def failback(
     at its end and copies only the difference.  If the target has records that were never copied, the command names them
     and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link copied from there.
     The link's own former copy of heartbeats is always created anew.
-    Without --topics it prepares those of the promoted link that it undoes: of several, of the one with its name or topics.
+    Without --topics it prepares those of the promoted link that it undoes, as far as they are not home yet: of several links,
+    of the one with its name or topics.
     Afterwards start the mirror of the link back like any other.
     Exit codes: 0 ready, 3 something is in the way, nothing was written.
     """
@@ -50,7 +52,7 @@ def failback(
             )
         )
     start = (
-        "Start its mirror with these clusters and --link " + given.link
+        f"Start its mirror with these clusters, --link {shlex.quote(given.link)} and --topics {shlex.quote(report.topics)}"
         if given.flow is None
         else f"Start the service with {which.config}; this is its flow {given.flow}"
     )

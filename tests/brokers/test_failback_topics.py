@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from spark_integration.cli.app import app
+from spark_integration.cli.link import link_of_file
 from support.mirror_link import (
     append_records,
     both,
     compare,
     create_topic,
     delete_topic,
+    ends,
     failed_over,
     mirror,
     promoted,
@@ -25,6 +28,7 @@ from support.mirror_link import (
 from tolerant_client.errors import OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.life.failback import failback
+from tolerant_client.mirror.life.repair import repair
 from tolerant_client.mirror.life.takeover import take_over
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control, update_control
@@ -74,6 +78,101 @@ def test_topics_that_were_added_after_an_earlier_move_are_brought_back_too(
     assert failed_back(target, source, link_back, discards=True).is_done
     mirror(target, source, f"{name}-(a|b)", link_back)
     assert compare(target, source, f"{name}-(a|b)").identical
+
+
+def test_of_a_way_home_in_parts_only_the_rest_is_brought_back_and_what_is_home_is_never_deleted(
+    source: str, target: str
+) -> None:
+    """The second topic stays behind at first, since only the old source has the last records of it."""
+    name = "topics-parts"
+    first, second, link, back = f"{name}-a", f"{name}-b", f"{name}.there", f"{name}.back"
+    for topic in (first, second):
+        create_topic(source, topic)
+        append_records(source, topic, 10)
+    mirror(source, target, f"{name}-.*", link)
+    append_records(source, second, 2, first=10)  # nobody copies them
+    failed_over(target, link)
+    for topic in (first, second):
+        append_records(target, topic, 4, first=100)
+    assert failed_back(target, source, back, topics=first).is_done
+    mirror(target, source, first, back)
+    promoted(target, source, back)
+    append_records(source, first, 5, first=500)  # its primary's own
+    at_home = ends(source, first)
+    told = (
+        f"Topic {first} of this target is the copy of link {back}, which was promoted: .* is its primary, .* exchanged"
+    )
+    for again in (back, f"{back}-2"):
+        found = failed_back(target, source, again, topics=first, discards=True)
+        assert not found.is_done and not found.deleted_topics and not found.partitions
+        (text,) = found.blockers
+        assert re.match(told, text)
+    # Preparing the same link for the other topic would forget that it was promoted with the first one.
+    for topics in (None, second):
+        with pytest.raises(OptionError, match=f"Link {back} was promoted with {first} on this target.*another --link"):
+            failed_back(target, source, back, topics=topics, discards=True)
+    found = failed_back(target, source, f"{back}-2", discards=True)
+    assert found.is_done and found.deleted_topics == (second,) and found.topics == second
+    mirror(target, source, found.topics, f"{back}-2")
+    assert compare(target, source, second).identical
+    promoted(target, source, f"{back}-2")
+    for again in (back, f"{back}-2", f"{back}-3", link):
+        with pytest.raises(OptionError, match=told):
+            failed_back(target, source, again)
+    assert ends(source, first) == at_home
+    for topics in (first, f"{name}-.*"):  # the next time, whose link has nothing to remember: its promotion was undone
+        found = failed_back(source, target, link, topics=topics)
+        assert found.is_done and [p.to_copy for p in found.partitions if p.topic == first] == [6], found
+
+
+def test_what_was_deleted_where_it_was_home_is_copied_back_once_more(source: str, target: str) -> None:
+    topic = link = "topics-given-up"
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    mirror(source, target, topic, link)
+    promoted(source, target, link)
+    assert failed_back(target, source, link).is_done
+    mirror(target, source, topic, link)
+    promoted(target, source, link)
+    append_records(source, topic, 2, first=50)
+    assert failed_back(target, source, link, topics=topic, discards=True).blockers
+    delete_topic(source, topic)
+    assert failed_back(target, source, link).is_done
+    mirror(target, source, topic, link)
+    assert compare(target, source, topic).identical
+
+
+def test_after_a_flow_of_a_file_the_way_back_starts_with_a_file_and_without_one(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    for topic in ("topics-file-a", "topics-file-x"):
+        create_topic(source, topic)
+        append_records(source, topic, 5)
+    files = {flow: tmp_path / flow for flow in ("P->Q", "Q->P")}
+    for flow, file in files.items():
+        file.write_text(
+            f"clusters = P, Q\nP.bootstrap.servers = {source}\nQ.bootstrap.servers = {target}\n{flow}.enabled = true\n"
+            "topics = topics-file-.*\ntopics.exclude = .*-x\nemit.heartbeats.enabled = false\n"
+            "replication.policy.class = org.apache.kafka.connect.mirror.IdentityReplicationPolicy\n"
+        )
+    there, back = (link_of_file(file, flow)[0].link_topics for flow, file in files.items())
+    mirror(source, target, there, "P-Q")
+    failed_over(target, "P-Q")
+    append_records(target, "topics-file-a", 3, first=50)
+    for link in ("topics-by-hand", "Q-P"):
+        clusters = ["--source", target, "--target", source, "--link", link]
+        told = CliRunner().invoke(app, ["failback", *clusters], env={"COLUMNS": "500"})
+        options = re.search(r"Start its mirror with these clusters, --link \S+ and (--topics .*)", told.stdout)
+        assert told.exit_code == 0 and options, told.output
+        start = [*clusters, *shlex.split(options[1])] if link == "topics-by-hand" else ["--config", str(files["Q->P"])]
+        planned = CliRunner().invoke(app, ["plan", *start], env={"COLUMNS": "500"})
+        assert planned.exit_code == 0 and "topics-file-a" in planned.output, planned.output
+        assert "topics-file-x" not in planned.output
+        if link == "topics-by-hand":
+            with both(target, source) as (_, copy):
+                assert copy.run(lambda: repair(copy, link, forgets=True)).exit_code == 0
+    mirror(target, source, back, "Q-P")
+    assert compare(target, source, "topics-file-a").identical
 
 
 def test_the_failback_that_a_refused_mirror_prints_works_as_it_stands(source: str, target: str) -> None:

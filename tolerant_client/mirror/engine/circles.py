@@ -18,9 +18,9 @@ from tolerant_client.mirror.engine.preflight import MAY_NOT, how_to_forget, look
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, listed, plain_options, unfinished
-from tolerant_client.mirror.state.link_topics import hindrance
+from tolerant_client.mirror.state.link_topics import hindrance, is_heartbeats
 from tolerant_client.mirror.state.map_topic import was_never_started
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 
 async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
@@ -142,8 +142,25 @@ def is_original(
 
 
 def copied_topics(control: LinkControl) -> list[str]:
-    """What a promoted link has copied, as far as its control says it.  Pure."""
-    return sorted({p.topic for p in (*control.copied_until, *control.begun)})
+    """What a promoted link has copied, as far as its control says it, but for heartbeats, which are no data.  Pure."""
+    names = {p.topic for p in (*control.copied_until, *control.begun)}
+    topics = None if control.topics is None else LinkTopics.from_json(control.topics)
+    return sorted(name for name in names if topics is None or not is_heartbeats(topics, name))
+
+
+def topics_option(topics: LinkTopics, names: Iterable[str]) -> str:
+    """What an option --topics says of topics: their expressions, or where no option says the same, the `names` that they take."""
+    return topics.option or ",".join(map(_expression, names))
+
+
+def only_topics(names: Iterable[str]) -> LinkTopics:
+    """Topics by their names."""
+    return LinkTopics(TopicFilter(tuple(map(_expression, names))))
+
+
+def _expression(name: str) -> str:
+    """The regular expression that matches a topic's name alone."""
+    return name.replace(".", r"\.")
 
 
 def failback_command(link: str, target: Cluster, source: Cluster, forward: LinkControl) -> str:
@@ -151,8 +168,7 @@ def failback_command(link: str, target: Cluster, source: Cluster, forward: LinkC
     command = f"tolerant-kafka failback {link_options(link, target, source)}"
     if target.file_options or forward.topics is None:
         return command
-    names = (name.replace(".", r"\.") for name in copied_topics(forward))
-    topics = LinkTopics.from_json(forward.topics).option or ",".join(names)
+    topics = topics_option(LinkTopics.from_json(forward.topics), copied_topics(forward))
     return f"{command} --topics {shlex.quote(topics)}" if topics else command
 
 

@@ -298,19 +298,22 @@ async def _why_promoted(
             f" if link {link} copies another source, delete {map_topic(other)} on the target."
         )
 
-    promoted = {
-        name: f"Topic {name} of this target is the copy of link {other}, which was promoted: it belongs to its"
-        " producers, and what they have written there exists nowhere else."
-        f"{remedy(other)} If none of it is needed any more, delete it on"
-        " the target: it is then copied again"
-        for name, other in sorted(copies.of.items())
-    }
+    promoted = {name: promoted_text(name, other, remedy(other)) for name, other in sorted(copies.of.items())}
     unknown = {
         name: f"Topic {name} of this target is not copied now: {why}. If its brokers are away, start one; if they are only slow,"
         " start the mirror again; or leave the topic out"
         for name, why in sorted(copies.unknown.items())
     }
     return promoted, unknown
+
+
+def promoted_text(topic: str, link: str, remedy: str) -> str:
+    """Why nothing is copied into a topic of the target that a link was promoted with."""
+    return (
+        f"Topic {topic} of this target is the copy of link {link}, which was promoted: it belongs to its producers, and what they"
+        f" have written there exists nowhere else.{remedy} If none of it is needed any more, delete it on the target: it is then"
+        " copied again"
+    )
 
 
 async def copied_by_others(

@@ -21,7 +21,12 @@ Laws:
 - Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is copied again, and
   blocks nothing.  Nor does another link's copy of them, which is left alone.
 - A partition without a leader on either cluster blocks it, and is named; the logs of other topics are compared and shown.
+- What the target is the primary of is home: a promoted link has brought it there, and undone every promotion that had moved it
+  away.  It is named, and neither compared, deleted nor chosen; nor are the records of a promotion that was undone a reason to delete.
 - A link of that name from another source keeps its control, also once it was promoted: nothing else says what it was promoted with.
+  So does one that was promoted with a topic that is not wanted now, unless that promotion was undone.
+- Topics that nobody gives are those of the forward link by the names that they have on both clusters, without the aliases of its
+  file, which are of the other direction: the link back may be started with that file, or without one.
 - The only write is one record of the control.  If killed before it, failback has done nothing but delete topics, which are copied
   again; another run finds the same.
 """
@@ -41,14 +46,23 @@ from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import (
     copied_topics,
-    failback_command,
     links_back,
     links_into,
     refuse_circle,
     refuse_one_cluster,
+    topics_option,
 )
 from tolerant_client.mirror.engine.preflight import look_for_others, require_same_source
-from tolerant_client.mirror.life.failback_decision import Compared, begun, decide, is_live
+from tolerant_client.mirror.life.failback_decision import (
+    Compared,
+    at_home,
+    begun,
+    decide,
+    home_texts,
+    is_live,
+    require_remembered,
+    topics_to_bring_back,
+)
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.owners import Evidence, find_evidence, find_owners
 from tolerant_client.mirror.life.promotion_steps import LEADERS_MS
@@ -63,9 +77,8 @@ from tolerant_client.mirror.life.shared_log import (
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control, read_controls, update_control
-from tolerant_client.mirror.state.health import few
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, require_finished
-from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, link_options, require_finished
+from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -81,9 +94,9 @@ _ONLY_ONES = (
 
 @dataclass(frozen=True)
 class FailbackReport:
-    """What failback found and did: `is_done` once the link can be started.
+    """What failback found and did: `is_done` once the link can be started, without a file with `topics` as its option --topics.
 
-    A dry run lists in `deleted_topics` those that it would delete.  `warnings` are of logs that stop the mirror.
+    A dry run lists in `deleted_topics` those that it would delete.  `warnings` are of what stops the mirror.
     """
 
     link: str
@@ -93,6 +106,7 @@ class FailbackReport:
     deleted_topics: tuple[str, ...] = ()
     blockers: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    topics: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -123,13 +137,14 @@ async def failback(
     await refuse_one_cluster(source, target)
     cluster_id, former = await source.cluster_id(), await read_control(target, link)
     require_same_source(former, link, cluster_id)
+    require_finished(former, link, target, source)
     into_source = await links_into(source, None)
     # Those that have copied from our target to our source, or may have.
     forward = dict(links_back(into_source, await target.cluster_id()))
+    of_target = {} if former.is_hidden else await _still_there(target, (await read_controls(target, None)).links)
     if topics is None:
         await _refuse_circle(source, target, (), link, into_source)
-        of_target = {} if former.is_hidden else (await read_controls(target)).links
-        chosen = _topics_to_bring_back(source, target, link, forward, of_target)
+        chosen = topics_to_bring_back(source, target, link, await _may_be_of(target, forward), of_target)
     else:
         chosen = LinkTopics.of(topics)
     if chosen.to_target("orders") != "orders":
@@ -144,17 +159,29 @@ async def failback(
     await _refuse_circle(source, target, [source.wire_topic(name) for name in names], link, into_source)
     await _refuse_translated(source, names, forward)
     await _require_may_begin(source, target, link, former)
-    compared = await _compare(source, target, link, names, chosen, forward, former, cluster_id)
+    require_remembered(link, of_target.get(link, former), chosen, {} if into_source is None else into_source.links)
+    home = at_home(forward, of_target)
+    compared = await _compare(source, target, link, names, chosen, forward, former, cluster_id, home)
     found = decide(compared, discards=discards)
+    partitions = [TopicPartition(name, n) for name in names for n in view.on_source.get(name, ())]
+    report = FailbackReport(
+        link,
+        is_dry_run,
+        False,
+        compared.logs,
+        () if found.blockers else found.deleted,
+        found.blockers,
+        found.warnings + _pauses(target, link, former, partitions),
+        topics_option(chosen, names),
+    )
     if found.blockers or is_dry_run:
-        deleted = () if found.blockers else found.deleted
-        return FailbackReport(link, is_dry_run, False, compared.logs, deleted, found.blockers, found.warnings)
+        return report
     with half_done("failing back"):
         if found.deleted:
             await delete_topics(target, found.deleted)
         generation = await _unused_generation(target, link, former)
         await update_control(target, link, lambda now: begun(now, cluster_id, chosen, found.adopted, generation))
-    return FailbackReport(link, False, True, compared.logs, found.deleted, warnings=found.warnings)
+    return replace(report, is_done=True)
 
 
 async def _refuse_circle(
@@ -176,59 +203,50 @@ async def _unused_generation(target: Cluster, link: str, former: LinkControl) ->
     return generation
 
 
-def _topics_to_bring_back(
-    source: Cluster,
-    target: Cluster,
-    link: str,
-    forward: Mapping[str, LinkControl],
-    of_target: Mapping[str, LinkControl],
-) -> LinkTopics:
-    """The topics of the forward link whose promotion is to be undone.  Raises OptionError if nothing tells it.  Pure."""
-    found = _to_undo(link, forward, of_target)
-    topics = {name: LinkTopics.from_json(c.topics) for name, c in sorted(found.items()) if c.topics}
-    if not topics:
-        raise OptionError(
-            "Give --topics, a regular expression over whole topic names: the source tells of no link from this target to it"
+async def _still_there(target: Cluster, controls: Mapping[str, LinkControl]) -> dict[str, LinkControl]:
+    """The controls of the target, where promoted links have only those topics that nobody has deleted, or made anew, since."""
+    names = {name for c in controls.values() if c.is_promotion_begun for name in copied_topics(c)}
+    there = await target.partitions(names)
+    ids = await read_ids(None, target, there)
+
+    def kept(control: LinkControl) -> LinkControl:
+        if not control.is_promotion_begun:
+            return control
+        is_same = {
+            p: p.topic in there and control.begun.get(p, TopicIds()).is_of_target(ids.get(p.topic, TopicIds()))
+            for p in (*control.begun, *control.copied_until)
+        }
+        return replace(
+            control,
+            begun={p: of for p, of in control.begun.items() if is_same[p]},
+            copied_until={p: end for p, end in control.copied_until.items() if is_same[p]},
         )
-    which = next(iter(topics.values()))
-    if any(of != which for of in topics.values()):
-        commands = [
-            f"for what link {name} has copied: {failback_command(link, target, source, found[name])}" for name in topics
-        ]
-        raise OptionError(
-            f"Links {', '.join(topics)} have copied different topics from this target to this source, and nothing tells which of them link"
-            f" {link} is to undo. Give its topics; another one needs a link back of another name, too: {'; '.join(few(commands))}"
-        )
-    return which
+
+    return {name: kept(control) for name, control in controls.items()}
 
 
-def _to_undo(
-    link: str, forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl]
-) -> Mapping[str, LinkControl]:
-    """The forward link with the link's name, or those with topics that the link has had, or else all that may be meant.  Pure.
+async def _may_be_of(target: Cluster, forward: Mapping[str, LinkControl]) -> dict[str, LinkControl]:
+    """The forward links without those of an unknown source whose topics the target does not have: it was another cluster."""
+    return {
+        name: control
+        for name, control in forward.items()
+        if not control.is_of_unknown_source or await target.partitions(copied_topics(control))
+    }
 
-    Those are promoted, and no promoted link of the target has undone that.  If there are none, others: they are refused with the reason.
-    """
-    undone = {promotion for c in of_target.values() if c.is_promoted for promotion in c.undoes}
-    promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
-    comparable = {name: c for name, c in promoted.items() if c.is_identical or c.is_of_unknown_source}
-    last = {name: c for name, c in comparable.items() if c.promotion_id(name) not in undone}
-    meant = last or comparable or promoted or forward
-    named = {link: forward[link]} if link in forward else {}
-    if named and (link in meant or link not in promoted):
-        return named
-    had = [controls[link].topics for controls in (of_target, forward) if link in controls]
-    known = [LinkTopics.from_json(topics).writes for topics in had if topics][:1]
-    if not known:
-        return meant
-    shared = {name: c for name, c in meant.items() if any(map(known[0], copied_topics(c)))}
-    return shared or named or meant
+
+def _pauses(target: Cluster, link: str, control: LinkControl, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
+    """A warning of what an operator has paused of the link in its life before, which holds on."""
+    if not (paused := [p for p in partitions if control.pauses(p)]):
+        return ()
+    resume = control.resume_command(paused, link_options(link, target))
+    return (
+        f"an operator has paused {some(control.paused_words)} of link {link}, before it was promoted; to resume: {resume}",
+    )
 
 
 async def _require_may_begin(source: Cluster, target: Cluster, link: str, former: LinkControl) -> None:
     """Raises OptionError if the link back, with its `former` control, may not begin."""
     await require_not_forgotten(target, link, former)
-    require_finished(former, link, target, source)
     if is_live(former):
         raise OptionError(
             f"Link {link} copies into this target already and was not promoted: its mirror needs no failback to resume,"
@@ -248,13 +266,15 @@ async def _compare(
     forward: Mapping[str, LinkControl],
     former: LinkControl,
     cluster_id: str | None,
+    home: Mapping[str, str],
 ) -> Compared:
-    """Reads both clusters' logs of the topics, except those of which a partition cannot be read."""
+    """Reads both clusters' logs of the topics, except those at `home`, and those of which a partition cannot be read."""
     unled = {**await _unled(source, names), **await _unled(target, names)}
     names = sorted(set(names) - {p.topic for p in unled})
     shared = await shared_partitions(source, target, names)
     own_after = begun(former, cluster_id, topics, dict.fromkeys(shared, 0))  # as the mirror finds it
-    refused = (await look_for_others(target, link, names, is_identical=True, own=own_after)).refused
+    others_have = (await look_for_others(target, link, names, is_identical=True, own=own_after)).refused
+    refused = {**others_have, **home_texts({name: home[name] for name in names if name in home})}
     shared = [p for p in shared if p.topic not in refused]
     copied_by = {
         number for control in forward.values() if not control.is_of_unknown_source for number in control.producer_ids

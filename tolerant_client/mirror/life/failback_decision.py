@@ -1,4 +1,7 @@
-"""What a link back adopts, deletes and refuses, decided from the two clusters' logs (failback.py, whose laws these are); pure."""
+"""Which topics a link back takes, and what it adopts, deletes and refuses, decided from what failback.py has read, whose laws these are.
+
+Pure.  `forward` are the links from the target to the source, `of_target` those into the target, by name.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,140 @@ from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import GOES_ON
+from tolerant_client.mirror.engine.circles import copied_topics, failback_command, only_topics
+from tolerant_client.mirror.engine.preflight import promoted_text
 from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS, fill_again
 from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.state.health import by_reason, counted, few, names
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
 from tolerant_client.mirror.state.link_topics import some
-from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+
+_NOT_KEPT = ".*heartbeats"  # which IdentityReplicationPolicy renames
+
+
+# -- which topics ---------------------------------------------------------------
+
+
+def undone(link: str, control: LinkControl, back: Mapping[str, LinkControl]) -> dict[str, str]:
+    """The topics of which promoted links `back` have undone this link's promotion, and which one."""
+    promotion = control.promotion_id(link)
+    undoing = {other: c for other, c in back.items() if c.is_promotion_begun and promotion in c.undoes}
+    return {name: other for other, c in undoing.items() for name in copied_topics(c) if control.writes(name)}
+
+
+def at_home(forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl]) -> dict[str, str]:
+    """The topics of which the target is the primary since every promotion of a forward link was undone, and the link that has done it."""
+    promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
+    brought = {name: undone(name, c, of_target) for name, c in promoted.items()}
+    found = {topic: link for topics in brought.values() for topic, link in topics.items()}
+    return {
+        topic: link
+        for topic, link in found.items()
+        if all(topic in brought[name] or not c.writes(topic) for name, c in promoted.items())
+    }
+
+
+def home_texts(home: Mapping[str, str]) -> dict[str, str]:
+    """Why nothing is brought back to topics of the target that are at_home."""
+    remedy = (
+        " So the target is its primary, and nothing is to be brought back. To copy it to the source again, run tolerant-kafka failback"
+        " with source and target exchanged; or leave the topic out."
+    )
+    return {name: promoted_text(name, link, remedy) for name, link in sorted(home.items())}
+
+
+def require_remembered(
+    link: str, former: LinkControl, topics: LinkTopics, into_source: Mapping[str, LinkControl]
+) -> None:
+    """Raises OptionError if the link was promoted with more than these topics: prepared again, its control would no longer say so.
+
+    Links into the source may have undone that.  `former` is its control with the topics that the target still has.
+    """
+    if not former.is_promotion_begun:
+        return
+    past = undone(link, former, into_source)
+    if lost := [name for name in copied_topics(former) if name not in past and not topics.writes(name)]:
+        raise OptionError(
+            f"Link {link} was promoted with {some(lost)} on this target, and its control alone tells clients and operators so:"
+            " prepared for other topics, it would not any more. Give another --link (in a file another alias)"
+        )
+
+
+def topics_to_bring_back(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    forward: Mapping[str, LinkControl],
+    of_target: Mapping[str, LinkControl],
+) -> LinkTopics:
+    """The topics of the forward link whose promotion is to be undone, as far as it was not.  Raises OptionError if nothing tells it."""
+    found = {name: c for name, c in sorted(_to_undo(link, forward, of_target).items()) if c.topics}
+    topics: dict[str, LinkTopics] = {}
+    home: dict[str, str] = {}
+    for name, control in found.items():
+        past = undone(name, control, of_target)
+        left = [topic for topic in copied_topics(control) if topic not in past]
+        if left or not past:
+            topics[name] = only_topics(left) if past else _by_their_names(LinkTopics.from_json(control.topics or ""))
+        home |= past
+    if not topics and home:
+        raise OptionError("; ".join(few(home_texts(home).values())))
+    if not topics:
+        raise OptionError(
+            "Give --topics, a regular expression over whole topic names: the source tells of no link from this target to it"
+        )
+    which = next(iter(topics.values()))
+    if any(of != which for of in topics.values()):
+        commands = [
+            f"for what link {name} has copied: {failback_command(link, target, source, found[name])}" for name in topics
+        ]
+        raise OptionError(
+            f"Links {', '.join(topics)} have copied different topics from this target to this source, and nothing tells which of them link"
+            f" {link} is to undo. Give its topics; another one needs a link back of another name, too: {'; '.join(few(commands))}"
+        )
+    return which
+
+
+def _by_their_names(topics: LinkTopics) -> LinkTopics:
+    """The same topics without a file's names, if they keep theirs: its aliases are of the other direction."""
+    if topics.names is None or not topics.names.keeps:
+        return topics
+    filters = [TopicFilter(f.include, (*f.exclude, _NOT_KEPT)) for f in (topics.filter, *topics.also)]
+    return LinkTopics(filters[0], also=tuple(filters[1:]))
+
+
+def _to_undo(
+    link: str, forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl]
+) -> Mapping[str, LinkControl]:
+    """The forward link with the link's name, or those with topics that the link has had, or else all that may be meant.
+
+    Those are promoted, and promoted links of the target have not undone all of it.  If there are none, others: they are refused with
+    the reason.
+    """
+    promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
+    comparable = {name: c for name, c in promoted.items() if c.is_identical or c.is_of_unknown_source}
+    last = {
+        name: c
+        for name, c in comparable.items()
+        if not (past := undone(name, c, of_target)) or set(copied_topics(c)) - past.keys()
+    }
+    meant = last or comparable or promoted or forward
+    named = {link: forward[link]} if link in forward else {}
+    if named and (link in meant or link not in promoted):
+        return named
+    had = [controls[link].topics for controls in (of_target, forward) if link in controls]
+    known = [LinkTopics.from_json(topics).writes for topics in had if topics][:1]
+    if not known:
+        return meant
+    shared = {name: c for name, c in meant.items() if any(map(known[0], copied_topics(c)))}
+    return shared or named or meant
+
+
+# -- what becomes of their logs -----------------------------------------------------
 
 
 class Compared(NamedTuple):

@@ -10,18 +10,35 @@ from unittest.mock import AsyncMock
 
 import pytest
 from kafka.structs import TopicPartition
+from msgspec.structs import replace as replace_struct
 
 from tolerant_client.cluster.cluster import EARLIEST, READ_COMMITTED
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import LogSlice
-from tolerant_client.mirror.engine.circles import failback_command
+from tolerant_client.mirror.engine.circles import failback_command, topics_option
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import failback, shared_log
-from tolerant_client.mirror.life.failback_decision import begun, blockers, left_alone, overtaken, strangers, untold
+from tolerant_client.mirror.life.failback_decision import (
+    at_home,
+    begun,
+    blockers,
+    left_alone,
+    overtaken,
+    require_remembered,
+    strangers,
+    topics_to_bring_back,
+    untold,
+)
 from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
 from tolerant_client.mirror.state.carriers import Carried
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.replication_policy import (
+    DefaultReplicationPolicy,
+    IdentityReplicationPolicy,
+    TopicNames,
+)
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 
@@ -463,6 +480,8 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
         "see_topics": view,
         "links_into": None,
         "refuse_circle": (),
+        "read_controls": Controls({}),
+        "_still_there": {},
         "_unled": {},
         "_refuse_translated": None,
         "read_control": former,
@@ -503,27 +522,24 @@ def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_
     assert drive(unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
 
 
+CLUSTER: Any = SimpleNamespace(
+    file_options="", bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
+)
+
+
+def moved(names: str, generation: int = 0, **said: Any) -> LinkControl:
+    """The control of a link that was promoted with these topics."""
+    until = {TopicPartition(name, 0): 1 for name in names.split("|")}
+    known = {"topics": LinkTopics.of(names).to_json(), "producer_ids": (OURS,), "copied_until": until}
+    ended = {"is_promotion_begun": True, "is_fenced": True, "generation": generation, "source_cluster_id": "b"}
+    return LinkControl(**{**ended, **known, **said})
+
+
+def chosen(link: str, forward: dict[str, LinkControl], of_target: dict[str, LinkControl] = {}) -> LinkTopics:
+    return topics_to_bring_back(CLUSTER, CLUSTER, link, forward, of_target)
+
+
 def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed() -> None:
-    def moved(topics: str, generation: int = 0, **said: Any) -> LinkControl:
-        until = {TopicPartition(name, 0): 1 for name in topics.split("|")}
-        known = {"topics": LinkTopics.of(topics).to_json(), "producer_ids": (OURS,), "copied_until": until}
-        return LinkControl(
-            **{
-                "is_promotion_begun": True,
-                "is_fenced": True,
-                "generation": generation,
-                "source_cluster_id": "b",
-                **known,
-                **said,
-            }
-        )
-
-    def chosen(link: str, forward: dict[str, LinkControl], of_target: dict[str, LinkControl] = {}) -> str:
-        cluster: Any = SimpleNamespace(
-            file_options="", bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
-        )
-        return str(failback._topics_to_bring_back(cluster, cluster, link, forward, of_target))
-
     there, other = moved("orders|audit", 1), moved("users")
     translated = moved("clicks", producer_ids=(), map_id="m")
     undone = moved("orders", undoes=("there",))
@@ -539,20 +555,111 @@ def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed()
         ("back", {"there": there, "twin": there}, {}, "orders|audit"),
         ("there", {"there": moved("orders"), "again": there, "other": other}, {"there": undone}, "orders|audit"),
         ("back", {"there": moved("orders"), "other": other}, {"there": undone}, "users"),
-        ("there", {"there": moved("orders"), "other": other}, {"back": undone}, "orders"),
         ("there", {"there": replace(other, is_promotion_begun=False), "other": there}, {}, "users"),  # a circle
+        # Of a way home in parts only what is not home yet.
+        ("back", {"there": moved("orders|a.b|c")}, {"there": undone}, r"a\.b,c"),
+        ("there", {"there": moved("orders|a.b|c")}, {"there": undone}, r"a\.b,c"),
+        ("back", {"there": moved("orders|audit"), "other": other}, {"x": replace(undone, undoes=("other",))}, None),
     ):
-        assert chosen(link, forward, of_target) == topics
+        if topics is not None:
+            assert str(chosen(link, forward, of_target)) == topics
+            continue
+        with pytest.raises(OptionError, match="Links other, there have copied different topics"):
+            chosen(link, forward, of_target)
     with pytest.raises(OptionError, match="Links other, there have copied different topics .* nothing tells") as told:
         chosen("back", {"there": there, "other": other, "clicks": translated})
     assert "for what link there has copied: tolerant-kafka failback" in str(told.value)
     assert "--link back --topics 'orders|audit'" in str(told.value) and "clicks" not in str(told.value)
 
 
-def test_a_command_names_what_a_link_of_a_file_has_copied() -> None:
-    cluster: Any = SimpleNamespace(
-        file_options="", bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
+@pytest.mark.parametrize("link", ["there", "back", "another"])
+def test_what_is_home_is_not_brought_back_again(link: str) -> None:
+    """Whatever the link is called that is to bring it: the one that was promoted first, the one that has undone that, or a new one."""
+    forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", undoes=("there",))}
+    assert at_home(forward, of_target) == {"orders": "back", "audit": "back"}
+    with pytest.raises(
+        OptionError, match="Topic audit .* copy of link back, which was promoted: .* is its primary"
+    ) as told:
+        chosen(link, forward, of_target)
+    assert "tolerant-kafka failback with source and target exchanged" in str(told.value)
+
+
+def test_a_topic_is_home_once_every_promotion_of_it_was_undone_and_as_long_as_none_came_after() -> None:
+    back = moved("orders|users", undoes=("there", "twin"))
+    for forward, of_target, home in (
+        ({"there": moved("orders")}, {"back": back}, {"orders"}),
+        ({"there": moved("orders"), "twin": moved("orders|users")}, {"back": back}, {"orders", "users"}),
+        ({"there": moved("orders"), "later": moved("orders")}, {"back": back}, set()),
+        ({"there": moved("orders", 1)}, {"back": back}, set()),  # it has begun again since
+        ({"there": moved("orders")}, {"back": replace(back, is_promotion_begun=False)}, set()),
+        ({"there": moved("orders")}, {"back": replace(back, copied_until={}, topics=EVERYTHING)}, set()),  # made anew
+        ({"there": replace(moved("orders"), is_promotion_begun=False)}, {"back": back}, set()),
+        ({"there": moved("audit")}, {"back": back}, set()),
+    ):
+        assert at_home(forward, of_target).keys() == home
+
+
+def test_a_link_that_was_promoted_with_other_topics_than_those_wanted_keeps_its_control() -> None:
+    names = TopicNames(IdentityReplicationPolicy(), "b")
+    former = moved("orders|b.heartbeats", topics=LinkTopics(TopicFilter((".*",)), names).to_json())
+    undone = moved("orders", undoes=("back",))
+    for control, into_source in (
+        (former, {}),
+        (former, {"x": replace(undone, undoes=("other",))}),
+        (moved("users|orders"), {"x": moved("users", undoes=("back",))}),
+    ):
+        with pytest.raises(
+            OptionError, match="Link back was promoted with orders on this target.* Give another --link"
+        ):
+            require_remembered("back", control, LinkTopics.of("users"), into_source)
+    for control, topics, into_source in (
+        (former, "users|orders", {}),
+        (former, "users", {"x": undone}),
+        (replace(former, copied_until={}), "users", {}),  # deleted since
+        (replace(former, is_promotion_begun=False), "users", {}),
+    ):
+        require_remembered("back", control, LinkTopics.of(topics), into_source)
+
+
+def test_the_names_of_a_file_are_not_those_of_the_other_direction() -> None:
+    of_file = LinkTopics(
+        TopicFilter(("a.*",), ("ax",)),
+        TopicNames(IdentityReplicationPolicy(), "P"),
+        "Q",
+        also=(TopicFilter(("b",)),),
     )
+    found = chosen("back", {"P-Q": moved("ab", topics=of_file.to_json())})
+    assert (found.names, found.target_alias) == (None, "")
+    names = ("ab", "ax", "b", "heartbeats", "P.heartbeats", "a.heartbeats", "c")
+    assert list(filter(found.takes, names)) == ["ab", "b"]
+    assert topics_option(found, ["ab", "b"]) == "ab,b"
+    back = replace_struct(of_file, names=TopicNames(IdentityReplicationPolicy(), "Q"), target_alias="P")
+    for start in (LinkTopics.of("ab,b"), back):
+        assert start.joined(found).takes("ab")
+    renamed = replace_struct(of_file, names=TopicNames(DefaultReplicationPolicy(), "P"))
+    assert chosen("back", {"P-Q": moved("P.ab", topics=renamed.to_json())}) == renamed, "which is refused"
+
+
+def test_a_failover_of_an_unknown_source_says_nothing_of_a_cluster_without_its_topics() -> None:
+    async def partitions(names: Any) -> dict[str, list[int]]:
+        return {name: [0] for name in names if name == "orders"}
+
+    target: Any = SimpleNamespace(partitions=partitions)
+    unknown = moved("orders|users", source_cluster_id=None)
+    elsewhere = moved("users", source_cluster_id=None)
+    forward = {"unknown": unknown, "elsewhere": elsewhere, "known": moved("users")}
+    assert drive(failback._may_be_of(target, forward)).keys() == {"unknown", "known"}
+
+
+def test_what_was_paused_before_the_promotion_is_told() -> None:
+    control = replace(moved("orders"), paused_partitions=frozenset({PLACE}))
+    (text,) = failback._pauses(CLUSTER, "dr", control, [PLACE])
+    assert "paused partition orders-0" in text and "resume --target b:1 --link dr --topic orders --partition 0" in text
+    assert failback._pauses(CLUSTER, "dr", control, [TopicPartition("orders", 1)]) == ()
+
+
+def test_a_command_names_what_a_link_of_a_file_has_copied() -> None:
+    cluster: Any = SimpleNamespace(**vars(CLUSTER))
     ends = {TopicPartition("a.b", 0): 1, TopicPartition("c", 1): 1}
     known = LinkControl(topics=LinkTopics(TopicFilter((".*",), ("x",))).to_json(), copied_until=ends)
     command = "tolerant-kafka failback --source b:1 --target b:1 --link back"
