@@ -16,12 +16,13 @@ import pytest
 from kafka import ConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
-from kafka.structs import OffsetAndMetadata, TopicPartition
+from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
 from support.mirror_link import append_records, both, create_topic, ends, failed_over, mirror, promoted
 from support.settled import until
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.failback import failback
+from tolerant_client.mirror.standby import way_back
 from tolerant_client.mirror.standby.clients import KafkaConsumer
 from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.stock import group_commits, moved_member
@@ -441,6 +442,45 @@ def test_what_the_group_had_committed_before_it_left_a_cluster_does_not_count_wh
         assert {place: times for place, times in read().items() if times != 1} == {}
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["at-once", "long-after"])
+def test_a_member_that_is_made_after_a_promotion_begins_where_the_group_was_on_the_cluster_that_it_has_left(
+    source: str, target: str, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its predecessor was killed before, and the promotion moves no groups."""
+    name = f"members-made-{is_late}".lower()
+    back = f"{name}-back"
+    copied(source, target, name)
+    monkeypatch.setattr(group_commits, "OWNERS_S", 3.0)
+
+    def read() -> list[tuple[int, int]]:
+        """What another one reads, and commits."""
+        member = Member(source, target, name, enable_auto_commit=False)
+        at = member.consumer.config["bootstrap_servers"]
+        try:
+            with member.polling(step=polls_and_commits):
+                until(lambda: committed(at, name) == ends(at, name, 2))
+        finally:
+            member.consumer.close()
+        return sorted(member.read)
+
+    def numbers(first: int, last: int) -> list[tuple[int, int]]:
+        return [(number, offset) for number in range(2) for offset in range(first, last)]
+
+    assert read() == numbers(0, 100)
+    promoted(source, target, name)
+    if is_late:
+        monkeypatch.setattr(way_back, "RECENT_S", 0.0)
+    append_records(target, name, 50, partitions=2, first=100)
+    assert read() == numbers(101, 151)
+    with both(target, source) as (origin, copy):
+        assert origin.run(lambda: failback(origin, copy, back, name)).is_done
+    mirror(target, source, name, back)
+    promoted(target, source, back)
+    append_records(source, name, 50, partitions=2, first=150)
+    assert committed(source, name) == [100, 100]  # which an operator may have set, long after
+    assert read() == numbers(152, 202) if not is_late else numbers(101, 202)
+
+
 def test_nothing_is_passed_over_while_the_former_owner_of_a_partition_without_commits_may_come(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -680,10 +720,14 @@ def test_a_cooperative_group_whose_members_come_after_another_one_reads_all_part
         until(lambda: all(len(member.consumer.assignment()) == 2 for member in members) and len(read()) == 400)
         for member in members:
             member.consumer.commit()
-        promoted(source, target, name)
         moved = [member.consumer._coordinator for member in members]
+        # One that is joining would wait for READS_ON_S, without its partitions.
+        until(lambda: all(one.state is MemberState.STABLE and one._assigned is None for one in moved))
+        promoted(source, target, name)
         until(lambda: all(one._move and one._first_commit.is_done for one in moved))
+        assert all(one.is_moving for one in moved)
         third = Member(source, target, name, **options)  # which begins there
+        until(lambda: third.consumer._coordinator._first_commit.is_done)
         third.consumer._coordinator._stops_at = 0.0  # and joins at once, as one without a standby
         members.append(third)
         stack.callback(third.consumer.close)

@@ -12,7 +12,10 @@ Laws:
 - What was committed on the next cluster before the group came (what a mirror has synced, or the group itself before it had left that
   cluster) does not count if the group was further on, on the former one.  That one says so as long as it responds.  If it is lost, whatever was
   committed before the clients had left the next cluster may be such, where records were copied since.  What is committed once this
-  member has come counts, also if it is less: its owner has gone back.
+  member has come counts, also if it is less: its owner has gone back.  When the group came this member cannot know: a commit has no
+  time.  So what an owner has gone back to and committed before this member came does not count for it, unless others commit again.
+- A member that is made there while others may be on their way is one that has moved without commits of its own.  One that is made later doubts
+  nothing that is committed, and waits for nobody: there may be an operator's reason.  Where nothing is, the group begins where it was.
 - If nobody comes, a member begins where the group was on the former cluster, and commits that; else at what is committed, else by
   `auto_offset_reset`: with "latest" where the end was when it got the partition.
 - What could not even then be committed (a right, a topic that is not there) counts where this member is assigned the partition by its
@@ -133,41 +136,63 @@ class GroupCommits(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python i
                 self._subscription.seek(tp, OffsetAndMetadata(at.offset, "", at.leader_epoch))
                 self._committed[tp] = at
 
+    @property
+    def _is_member(self) -> bool:
+        return bool(self._subscription.partitions_auto_assigned())
+
     def _is_left_behind(self, tp: TopicPartition, committed: OffsetAndMetadata) -> bool:
         """Whether nobody has committed this since the group came, and the group had gone on elsewhere."""
-        if self._to is None or not self._to.is_left_behind(tp, committed.offset):
+        if self._to is None or not self._is_member or not self._to.is_left_behind(tp, committed.offset):
             return False
         return self._before is None or tp in self._before and self._before[tp].offset == committed.offset
+
+    def _counting(
+        self, partitions: Collection[TopicPartition], committed: Offsets
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Of these, what the group has committed that counts, or what this member could not commit, if it is further on."""
+        counts = {tp: at for tp, at in committed.items() if not self._is_left_behind(tp, at)}
+        for tp in partitions:
+            own = self._uncommitted.pop(tp, None)
+            if own is not None and (tp not in committed or committed[tp].offset < own.offset):
+                counts[tp] = own
+        return counts
+
+    def _elsewhere(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """What the group has committed of these on the former cluster, as far as that tells."""
+        if self._to is None or not self._is_member:
+            return {}
+        places = {tp: self._to.former_commit(tp) for tp in partitions}
+        return {tp: OffsetAndMetadata(at, "", -1) for tp, at in places.items() if at is not None}
 
     async def begin(self, partitions: Collection[TopicPartition], committed: Offsets) -> bool:
         """Begins in partitions without a position where the group has `committed`, or later where this member had.
 
         False: in some it is too early to do so.
         """
-        is_member = self._subscription.partitions_auto_assigned()
-        is_early = is_member and time.monotonic() < self._owners_until
-        later = {
-            tp: offset
-            for tp in partitions
-            if (offset := self._uncommitted.pop(tp, None))
-            and (tp not in committed or committed[tp].offset < offset.offset)
-        }
-        behind = {tp for tp, at in committed.items() if is_member and tp not in later and self._is_left_behind(tp, at)}
-        begins = {**committed, **later}
-        former: dict[TopicPartition, OffsetAndMetadata] = {}
-        if is_early:
-            begins = {tp: at for tp, at in begins.items() if tp not in behind}
-        elif is_member and self._to is not None:
-            places = {tp: self._to.former_commit(tp) for tp in partitions if tp not in begins or tp in behind}
-            former = {tp: OffsetAndMetadata(at, "", -1) for tp, at in places.items() if at is not None}
-        if is_member:
+        is_early = self._is_member and time.monotonic() < self._owners_until
+        counts = self._counting(partitions, committed)
+        former = {} if is_early else self._elsewhere(partitions - counts.keys())
+        begins = counts if is_early else {**committed, **counts, **former}
+        if self._is_member:
             self._committed.update({tp: at for tp, at in committed.items() if tp in begins})
-        begins |= former
         for tp, at in begins.items():
             self._subscription.seek(tp, OffsetAndMetadata(at.offset, "", at.leader_epoch))
+        await self._commit_elsewhere(former, committed)
+        return not await self._waits_for_owners(partitions - begins.keys(), is_early)
+
+    async def _commit_elsewhere(self, former: Offsets, committed: Offsets) -> None:
+        """Commits where the group was on the former cluster."""
+        if older := former.keys() & committed.keys():
+            log.warning(
+                "Group %s: what was committed here is older than what the group had committed on the cluster that it has left. It begins"
+                " there: %s",
+                self.group_id,
+                ", ".join(
+                    f"{tp.topic}-{tp.partition} {former[tp].offset}, not {committed[tp].offset}" for tp in sorted(older)
+                ),
+            )
         with suppress(Errors.KafkaError):  # nobody else will
             await self._commit_offsets_sync_async(former, timeout_ms=LAST_COMMIT_MS)
-        return not await self._waits_for_owners(partitions - begins.keys(), is_early)
 
     async def _waits_for_owners(self, partitions: Collection[TopicPartition], is_early: bool) -> bool:
         """Whether it is too early to begin in these, of which nothing counts that is committed."""

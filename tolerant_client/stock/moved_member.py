@@ -33,7 +33,8 @@ Laws:
 - A close tells the listener of a revocation while the member has its partitions, and waits for what it commits then: there is no
   LeaveGroup whose response would come after theirs.
 - A member that had lost its membership before the move, or had none yet, commits nothing and joins when the others do, not before:
-  they would all come too late.  So does one that begins at the standby: the promotion may just have been.
+  they would all come too late.  So does one that is made there: the promotion may just have been.  It is like a member that has moved
+  without commits of its own.
 """
 
 from __future__ import annotations
@@ -132,9 +133,12 @@ class MovedMember(GroupCommits):
         self._subscription.all_consumed_offsets = partial(move.consumed, self._subscription.all_consumed_offsets)
         self._move = move
 
-    def begins_at_standby(self) -> None:
-        """Members of its group may just have moved there: it does not join before them."""
+    def begins_beside_movers(self, move: Move) -> None:
+        """It is made on the cluster that others of its group have moved to, or may be moving to: it does not join before them."""
         self._stops_at = time.monotonic() + READS_ON_S
+        self._begin_on_next_cluster({}, move.to, move.ends)
+        if move.to.is_recent:
+            self._first_commit = self._manager.call_soon(self._commit_first)
 
     @property
     def is_moving(self) -> bool:
@@ -374,6 +378,7 @@ class MovedMember(GroupCommits):
         this = self._join_task
         if self._first_commit is not None:
             await self._first_commit
+            await self._find_former()  # of what it has subscribed to since
         await self._net.sleep(max(0.0, self._stops_at + self._waits_s + LATEST_S - time.monotonic()))
         if self._is_closing or self._join_task is not this:
             raise Errors.IllegalGenerationError(f"group {self.group_id}: the member left before it joined")

@@ -35,12 +35,12 @@ from tolerant_client.stock.client_metrics import register_held
 from tolerant_client.stock.connection_options import check_connection
 from tolerant_client.stock.held_batches import MIRRORED
 from tolerant_client.stock.manager import TolerantConnectionManager
-from tolerant_client.stock.moving import Mover, topics_of
+from tolerant_client.stock.moving import Move, Mover, topics_of
 
 if TYPE_CHECKING:
     from tolerant_client.mirror.standby.follower import Follower
     from tolerant_client.mirror.standby.link_watch import LinkWatch
-    from tolerant_client.mirror.standby.way_back import WayBack
+    from tolerant_client.mirror.standby.way_back import Led, WayBack
     from tolerant_client.mirror.state.link_control import LinkControl
 
 log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class Following(clients.Recovering):
                 self._begin_at_standby(make, to, led.link, led.control, configs)
             else:
                 make(**configs)
-            self._begin_beside_movers()
+            self._begin_beside_movers(led, back)
         except BaseException:
             back.close()
             raise
@@ -216,9 +216,9 @@ class Following(clients.Recovering):
         make(**{**configs, "socks5_proxy": None, **to})
         _compare_ids(link, source_id, configs)
 
-    def _begin_beside_movers(self) -> None:
-        if isinstance(self, consumer.KafkaConsumer):
-            self._coordinator.begins_at_standby()
+    def _begin_beside_movers(self, led: Led, back: WayBack) -> None:
+        if isinstance(self, consumer.KafkaConsumer) and (group := self.config["group_id"]) is not None:
+            self._coordinator.begins_beside_movers(Move(back.destination(group, is_recent=led.is_recent), self))
 
     def _stop_following(self) -> None:
         if self._link_watch is not None:

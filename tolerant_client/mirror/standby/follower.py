@@ -12,9 +12,9 @@ import kafka.errors as Errors
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby.copied_records import find_copies
 from tolerant_client.mirror.standby.link_watch import FIRST_WORD_S, PROMPT_S
-from tolerant_client.mirror.standby.way_back import Led, WayBack, led_on
+from tolerant_client.mirror.standby.way_back import Led, led_on
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.stock.moving import Destination, Mover
+from tolerant_client.stock.moving import Mover
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +88,12 @@ class Follower:
 
         `is_new`: hardly any has followed this one, so the cluster that may be lost is not waited for long.
         """
-        led = Led(link, control, here=self._to, left=self._own)
+        left_at = {} if self._moved_by is None else self._moved_by.copied_until
+        led = Led(link, control, here=self._to, left=self._own, left_at=left_at)
         led, back = led_on(led, self._mover.topics, PROMPT_S if is_new else FIRST_WORD_S)
         if led.here is self._to:
-            self._move(led.control, back)
+            find = partial(find_copies, led.here, led.control.copied_until)
+            self._mover.begin(back.destination(self._mover.group), find)
         elif self._mover.hold_no_longer(partial(find_copies, led.here, None)):
             log.warning(
                 'Link %s copies nothing any more, and its promotion was undone: acks="mirrored" is "all" from now on',
@@ -101,10 +103,3 @@ class Follower:
             back.close()
         else:
             client._follow(back, Follower(self._mover, led.here, led.left, led.control))
-
-    def _move(self, control: LinkControl, back: WayBack) -> None:
-        left_at = {} if self._moved_by is None else self._moved_by.copied_until
-        if (group := self._mover.group) is not None:
-            back.ask_for_commits(group)
-        to = Destination(self._to, control.copied_until, control.writes, left_at, lambda: back.group_commits)
-        self._mover.begin(to, partial(find_copies, self._to, control.copied_until))

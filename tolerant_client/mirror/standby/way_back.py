@@ -12,6 +12,8 @@ Laws:
   it has said nothing (it is silent, hides the topic, or its broker has just started and knows none), all topics do.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
 - The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
+- A client that is made RECENT_S after a promotion, by the clocks of both, does not doubt what its group has committed where it begins:
+  an operator may have set that.
 - The cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
   is warned of its silence.
 """
@@ -41,20 +43,31 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records.record_batch import Record
 from tolerant_client.stock.group_commits import OWNERS_S
 from tolerant_client.stock.moved_member import READS_ON_S
+from tolerant_client.stock.moving import Destination
 
 log = logging.getLogger(__name__)
 
 PAUSE: Final = Backoff(0.1, 10.0)
+RECENT_S: Final = 120.0  # since a promotion
 _TELLS_MS: Final = 1_000  # for which the cluster where the client is may take to connect, and to tell its topics
 
 
 class Led(NamedTuple):
-    """Where a promotion leads clients: that of `link`, whose control is given, from the cluster `left` to the one `here`."""
+    """Where a promotion leads clients: that of `link`, whose control is given, from the cluster `left` to the one `here`.
+
+    `left_at`: where the logs of `here` ended when clients left it, if they come back.
+    """
 
     link: str
     control: LinkControl
     here: Mapping[str, Any]
     left: Mapping[str, Any]
+    left_at: Mapping[TopicPartition, int] = {}
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether members of a group that it moves, or that are started again for it, may still be on their way."""
+        return abs(time.time() - self.control.written_ms / 1000) < RECENT_S
 
 
 class LinksBack(ControlFollower):
@@ -90,17 +103,20 @@ class WayBack(LinkWatch):
 
     def __init__(self, led: Led, topics: Callable[[], set[str]]) -> None:
         super().__init__(led.left, led.link, name="cluster that the client has left")
-        self._left_by, self._left, self._topics = led.link, led.control, topics
+        self._led, self._left_by, self._left, self._topics = led, led.link, led.control, topics
         self._names = None if led.control.topics is None else LinkTopics.from_json(led.control.topics)
         self._here = Cluster(led.here, self._net, name="cluster where the client is", patience_ms=_TELLS_MS)
         self._clusters.append(self._here)
         self._gone: set[str] = set()  # as that has told last
-        self.group_commits: Mapping[TopicPartition, int] | None = None  # what ask_for_commits has found
+        self.group_commits: Mapping[TopicPartition, int] | None = None  # asked by destination()
         self._back = LinksBack(self.cluster, led.control.promotion_id(led.link))
 
-    def ask_for_commits(self, group: str) -> None:
-        """Begins to ask, after `start`, what the client's group has committed on the cluster that it has left."""
-        self._net.call_soon_with_future(self._find_commits, group)
+    def destination(self, group: str | None, *, is_recent: bool = True) -> Destination:
+        """What a client needs to know where it is led, after `start`; what its group has committed on the cluster that it has left is asked."""
+        if group is not None:
+            self._net.call_soon_with_future(self._find_commits, group)
+        here, left_at, left = self._led.here, self._led.left_at, self._left
+        return Destination(here, left.copied_until, left.writes, left_at, lambda: self.group_commits, is_recent)
 
     async def _find_commits(self, group: str) -> None:
         ends = time.monotonic() + OWNERS_S
@@ -187,4 +203,4 @@ def led_on(led: Led, topics: Callable[[], set[str]], within_s: float) -> tuple[L
         if not control.is_promoted:
             return led, back
         back.close()
-        led = Led(back.link, control, here=led.left, left=led.here)
+        led = Led(back.link, control, here=led.left, left=led.here, left_at=led.control.copied_until)

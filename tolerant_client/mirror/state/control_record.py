@@ -187,7 +187,7 @@ _NESTED: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] 
     ),
 }
 _IN_NO_RECORD: Final = ("others", "is_hidden")
-_NAMES: Final = {"is_promotion_begun": "is_promoted"}  # in a record, as version 0.1 calls it
+_NAMES: Final = {"is_promotion_begun": "is_promoted", "written_ms": "time_ms"}  # in a record, as version 0.1 calls them
 _FIELDS: Final = {name: attribute for attribute, name in _NAMES.items()}
 _KNOWN: Final = frozenset(decoded(encode_control(LinkControl(), 0), dict[str, Any]))  # fields of a record
 

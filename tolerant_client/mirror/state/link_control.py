@@ -67,11 +67,10 @@ class LinkControl:
     no committed record after these ends, as a promotion found that was run again.  `map_id` is the topic id of the offset map of a link with
     translated offsets ("" from brokers without ids), None before it has one.  `promotion` is the run of promote or failover that
     fences the link, or fenced it last.  `maybe_begun` are partitions that the target alone had when a start found no control, though the
-    link had run before: whether they are its copies is unknown (former_copies.py).
-    `mapped` has the topics that a promoted link with translated offsets had copied, as its map said when it was fenced; GONE are those that
-    neither cluster had then.
-    `undoes` has the promotions (promotion_id) of links that had copied its topics to its source before it was started there.
-    `is_hidden`: we may not read the control, so nothing of it is known; no record has it.
+    link had run before: whether they are its copies is unknown (former_copies.py).  `mapped` has the topics that a promoted link with
+    translated offsets had copied, as its map said when it was fenced; GONE are those that neither cluster had then.  `undoes` has the
+    promotions (promotion_id) of links that had copied its topics to its source before it was started there.
+    `written_ms`: when its record was, by its writer's clock.  `is_hidden`: we may not read it, so nothing of it is known; no record has it.
     """
 
     paused: frozenset[str] = frozenset()
@@ -101,6 +100,7 @@ class LinkControl:
     maybe_begun: frozenset[TopicPartition] = frozenset()
     mapped: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
     undoes: tuple[str, ...] = ()
+    written_ms: Whole = field(default=0, compare=False)
 
     @property
     def is_identical(self) -> bool:

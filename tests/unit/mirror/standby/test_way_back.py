@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.standby import way_back
 from tolerant_client.mirror.standby.way_back import Led, WayBack
 from tolerant_client.mirror.state import control_record, control_topic
-from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls, encode_control
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import MOST_UNDONE, LinkControl
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -185,6 +186,12 @@ def test_the_cluster_that_the_client_has_left_is_asked_for_its_groups_commits_un
     monkeypatch.setattr(way_back, "READS_ON_S", 0.0)
     watched.watch._net.run(watched.watch._find_commits, "g")
     assert watched.watch.group_commits == {orders: 5} and not told
+
+
+@pytest.mark.parametrize(("since_s", "is_recent"), [(0, True), (-60, True), (110, True), (130, False), (-130, False)])
+def test_a_promotion_is_recent_as_far_as_the_clocks_of_both_tell(since_s: float, is_recent: bool) -> None:
+    written = encode_control(LEFT, int((time.time() - since_s) * 1000))
+    assert Led("A-B", decode_control(written), here={}, left={}).is_recent == is_recent
 
 
 def test_a_link_that_copies_back_a_part_is_not_followed(home: Home, watched: Watched) -> None:
