@@ -30,7 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -79,7 +79,8 @@ def encode_control(control: LinkControl, time_ms: int, knew: int = 0) -> bytes:
 
     Raises ValueError for a text that cannot be encoded.
     """
-    said = {_NAMES.get(name, name): value for name, value in vars(control).items() if name not in _IN_NO_RECORD}
+    names = (field.name for field in fields(control) if field.name not in _IN_NO_RECORD)
+    said = {_NAMES.get(name, name): getattr(control, name) for name in names}
     nested = {name: write(said[name]) for name, (_, write) in _NESTED.items()}
     head = {"version": _VERSION, "time_ms": time_ms, "knew": [knew, time_ms]}
     return msgspec.json.encode({**control.others, **said, **nested, **head}, order="deterministic")
