@@ -20,7 +20,7 @@ from tolerant_client.mirror.state.health import by_reason
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.ops.printing import Table, echo, echo_json, print_table
+from tolerant_client.ops.printing import Table, echo, echo_each, echo_json, print_table
 from tolerant_client.security.kafka_config import kafka_python_config
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ def translate(
 
     A consumer that resumes at a translated offset reads each record once.  Exit code 3: an offset is not on the target
     (not copied yet, deleted there, or its partition is not mirrored), or nobody knows its position (another mirror copied
-    it, before-takeover), or its topic was deleted, or deleted and created again, on either cluster since it was copied
-    (former-topic; the source is asked with --group); then its row says so, and --commit leaves such a partition unchanged.
+    it, before-takeover), or its topic was deleted, or deleted and created again, or its log cut, on either cluster since it
+    was copied (former-topic; the source is asked with --group); then its row says so, and --commit leaves such a partition
+    unchanged.  Where a cluster before 2.8 leaves that unknown, a warning says so.
     """
     from tolerant_client.mirror.follow import translate as translation
 
@@ -95,6 +96,8 @@ def translate(
     _print_translations(found, committed, as_json, names, back, "would commit" if dry_run else "committed")
     for why, of in by_reason({one.partition: one.why for one in found.values() if one.why}).items():
         echo(f"tolerant-kafka: {names_of(of)}: {why}", err=True)
+    doubts = by_reason({one.partition: one.doubt for one in found.values() if one.doubt})
+    echo_each("warning", (f"{names_of(of)}: {doubt}" for doubt, of in doubts.items()))
     if commit and not any(one.is_written for one in committed):
         would = "would be" if dry_run else "was"
         why = _why_nothing(found.values(), given.link)
@@ -137,6 +140,8 @@ def _print_translations(
             row["position"] = one.found.position
             if one.is_known:
                 row[f"{found}_offset"] = one.found.translated
+        if one.doubt:
+            row["warning"] = one.doubt
         if one.target in by_target:
             row |= {done.replace(" ", "_"): by_target[one.target].is_written, "before": by_target[one.target].before}
         rows.append(row)

@@ -5,6 +5,7 @@ With TOLERANT_LONG=1 more versions are started.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,11 +17,15 @@ import kafka
 import pytest
 from kafka.admin import NewTopic
 from kafka.structs import TopicPartition
+from typer.testing import CliRunner
 
+from support import mirror_link
 from support.legacy_sets import message_set
 from support.mirror_link import append_as_link, append_records, both, consume, create_topic, ends
 from support.raising_copier import LinkCopier
 from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
+from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
+from tolerant_client.cluster.admin.topics import delete_records
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError, SourceTruncatedError, TargetDivergedError
 from tolerant_client.mirror.batches.gaps import FILLER
@@ -28,6 +33,7 @@ from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.engine.witnesses import UNSEEN_S
+from tolerant_client.mirror.follow.translate import group_offsets
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.takeover import take_over
 from tolerant_client.mirror.state.topic_filter import LinkTopics
@@ -308,6 +314,10 @@ def test_compacted_logs_keep_their_offsets(
 def make_anew(broker: ZooKeeperKafka, topic: str) -> None:
     """Deletes a topic and fills it with more and other records than it had, no sooner than a mirror believes in (UNSEEN_S)."""
     time.sleep(UNSEEN_S)
+    make_anew_with(broker, topic, 3000)
+
+
+def make_anew_with(broker: ZooKeeperKafka, topic: str, count: int) -> None:
     admin = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     admin.delete_topics([topic])
     for _ in range(200):
@@ -318,7 +328,7 @@ def make_anew(broker: ZooKeeperKafka, topic: str) -> None:
             time.sleep(0.05)
     admin.close()
     broker.make_topic(topic)
-    append_records(broker.bootstrap_servers, topic, 3000, first=500_000)
+    append_records(broker.bootstrap_servers, topic, count, first=500_000)
 
 
 @pytest.mark.parametrize("version", ["1.1.1", "2.8.2"])
@@ -388,3 +398,52 @@ def test_a_target_that_is_too_old_for_translated_offsets_is_refused_before_anyth
             with pytest.raises(OptionError, match="Translated offsets need a target of Kafka 2.5"):
                 origin.run(attempt)
         assert origin.run(copy.partitions) == {}
+
+
+def test_a_group_is_not_moved_by_the_map_of_a_source_topic_that_was_made_anew_though_no_broker_told_its_id(
+    started: Callable[..., OldLogs], kafka_cluster: KafkaCluster
+) -> None:
+    """The last record that was copied decides; where the source has deleted it, that nothing tells is said."""
+    pytest.importorskip("pyspark")
+    from spark_integration.cli.app import app
+
+    broker, target, link = started("1.1.1").broker, kafka_cluster.bootstrap_servers, "no-ids"
+    source = broker.bootstrap_servers
+    kept, deleted, *anew = names = [f"no-ids-{name}" for name in ("kept", "deleted", "longer", "as-long", "shorter")]
+    for topic in names:
+        broker.make_topic(topic)
+        append_records(source, topic, 12)
+    mirror_link.mirror(source, target, "no-ids-.*", link, is_translated=True)
+    for topic, count in zip(anew, (20, 12, 3), strict=True):
+        make_anew_with(broker, topic, count)
+    with both(source, target) as (origin, _):
+        assert origin.run(delete_records, origin, TopicPartition(deleted, 0), 12) == 0
+        offsets = {link: {TopicPartition(topic, 0): CommittedOffset(2, "") for topic in names}}
+        assert not origin.run(commit_offsets, origin, offsets)[1]
+    command = [
+        "translate",
+        "--target",
+        target,
+        "--link",
+        link,
+        "--group",
+        link,
+        "--source",
+        source,
+        "--json",
+        "--commit",
+    ]
+    done = CliRunner().invoke(app, command)
+    rows = {row["source_topic"]: row for row in json.loads(done.stdout)}
+    places = {topic: row["place"] for topic, row in rows.items()}
+    assert places == {kept: "record", deleted: "record", **dict.fromkeys(anew, "former-topic")}
+    assert {topic for topic, row in rows.items() if row.get("committed")} == {kept, deleted} and done.exit_code == 3
+    assert [topic for topic, row in rows.items() if "warning" in row] == [deleted]
+    assert f"warning: {deleted}-0: whether it was created again since link {link} copied it is unknown" in done.stderr
+    for topic, told in zip(anew, ("has at offset 11 another", "has at offset 11 another", "only up to 3"), strict=True):
+        assert [line for line in done.stderr.splitlines() if f"{topic}-0" in line and told in line], (
+            topic,
+            done.stderr,
+        )
+    with both(source, target) as (_, there):
+        assert there.run(group_offsets, there, link) == {TopicPartition(t, 0): 2 for t in (kept, deleted)}

@@ -33,9 +33,9 @@ from tolerant_client.cluster.admin.groups import (
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.cluster.refused_rights import DECISION_GROUPS
+from tolerant_client.mirror.follow.former_topics import find_former
 from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.former_topics import find_former
 from tolerant_client.mirror.state.map_rows import read_maps
 from tolerant_client.mirror.state.map_topic import require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place
@@ -271,7 +271,7 @@ async def _target_logs(
         return {place: TargetLog(starts[place], ends[place]) for place in present}, missing
     await require_map_topic(target, link, await read_control(target, link))
     maps = await read_maps(target, link, present)  # maps have the engine's names, which are the target's
-    former = await find_former(source, target, link, maps.values())
+    former = (await find_former(source, target, link, maps.values())).known
     missing |= {place: ("former-topic", why) for place, why in former.items()}
     logs = {}
     for place in present:

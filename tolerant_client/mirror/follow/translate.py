@@ -24,8 +24,8 @@ from tolerant_client.cluster.admin.groups import (
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.preflight import require_same_source
+from tolerant_client.mirror.follow.former_topics import FormerTopics, find_former
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.former_topics import find_former
 from tolerant_client.mirror.state.map_rows import read_maps
 from tolerant_client.mirror.state.map_topic import require_map_topic
 from tolerant_client.mirror.state.offset_map import OffsetMap, Place, Translation
@@ -36,7 +36,7 @@ _ATTEMPT_MS = 5_000  # of one attempt to find the group's coordinator
 class TranslatedOffset(NamedTuple):
     """An offset of `partition` and its translation in `target`; both None if the map has no row of the partition.
 
-    `why` says why a map is of a former topic.
+    `why` says why a map is of a former topic, `doubt` why nobody can tell whether it is.
     """
 
     partition: TopicPartition
@@ -44,6 +44,7 @@ class TranslatedOffset(NamedTuple):
     target: TopicPartition | None
     found: Translation | None
     why: str = ""
+    doubt: str = ""
 
     @property
     def is_known(self) -> bool:
@@ -75,7 +76,7 @@ async def translate(
     await require_map_topic(target, link, await read_control(target, link))
     maps = await read_maps(target, link, offsets)
     former = await find_former(source, target, link, maps.values())
-    return {p: _translated(p, offset, maps.get(p), former.get(p, "")) for p, offset in offsets.items()}
+    return {p: _translated(p, offset, maps.get(p), former) for p, offset in offsets.items()}
 
 
 async def translate_back(
@@ -91,9 +92,10 @@ async def translate_back(
         if (known := by_target.get(partition)) is None:
             back[partition] = TranslatedOffset(partition, offset, None, None)
             continue
-        why = former.get(known.partition, "")
+        of = known.partition
+        why = former.known.get(of, "")
         found = _nowhere(offset, known) if why else known.source_of(offset)
-        back[partition] = TranslatedOffset(partition, offset, known.partition, found, why)
+        back[partition] = TranslatedOffset(partition, offset, of, found, why, former.doubts.get(of, ""))
     return back
 
 
@@ -111,11 +113,14 @@ async def translate_group(
     return await translate(target, link, committed, source)
 
 
-def _translated(partition: TopicPartition, offset: int, known: OffsetMap | None, why: str) -> TranslatedOffset:
+def _translated(
+    partition: TopicPartition, offset: int, known: OffsetMap | None, former: FormerTopics
+) -> TranslatedOffset:
     if known is None:
         return TranslatedOffset(partition, offset, None, None)
+    why = former.known.get(partition, "")
     found = _nowhere(offset, known) if why else known.translate(offset)
-    return TranslatedOffset(partition, offset, known.target, found, why)
+    return TranslatedOffset(partition, offset, known.target, found, why, former.doubts.get(partition, ""))
 
 
 def _nowhere(offset: int, known: OffsetMap) -> Translation:

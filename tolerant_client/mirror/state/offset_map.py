@@ -267,7 +267,7 @@ class Place(str, enum.Enum):
     NOT_COPIED = "not-copied"  # records before it are not on the target yet: the end of the copied ones
     DELETED = "deleted"  # the target's retention has deleted it: the oldest record that the map knows
     BEFORE_TAKEOVER = "before-takeover"  # another mirror has copied it: its offset is unknown
-    FORMER_TOPIC = "former-topic"  # the map is of a topic that is there no more: it has no offset
+    FORMER_TOPIC = "former-topic"  # the map is of a topic, or a log, that is there no more
 
 
 class Translation(NamedTuple):
@@ -302,8 +302,11 @@ class OffsetMap:
         self.target = TopicPartition(newest.target_topic, self.partition.partition)
         self.ids = newest.ids
         self.position = max(newest.position, taken_over)
+        self.epoch = (
+            newest.epoch if newest.position >= taken_over else -1
+        )  # the newest one of the source's log, where told
         self._taken_over = taken_over
-        self._target_until = newest.target_until
+        self.target_until = newest.target_until
         ordered = [row for row in known if row.is_kept and not is_another(row.ids[0], newest.ids[0])]
         self.runs = self._joined(ordered, newest.position)
         # Older rows were deleted, unless the row before is of a former topic.
@@ -343,7 +346,7 @@ class OffsetMap:
             place = Place.DELETED if at < 0 and self._is_cut else Place.NEXT
             return Translation(offset, self.runs[at + 1].target, place, self.position)
         place = Place.END if offset <= self.position else Place.NOT_COPIED
-        return Translation(offset, self._target_until, place, self.position)
+        return Translation(offset, self.target_until, place, self.position)
 
     def source_of(self, offset: int) -> Translation:
         """The source offset for a target offset: that of the copied record there or of the next one after it."""
