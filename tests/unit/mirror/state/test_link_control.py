@@ -72,9 +72,11 @@ FULL = LinkControl(
 # -- the record ---------------------------------------------------------------
 
 
-def test_a_control_is_read_as_it_was_written() -> None:
-    assert decode_control(encode_control(FULL, 1)) == FULL
+def test_a_control_is_read_as_it_was_written_and_when() -> None:
+    written, asked = encode_control(FULL, 1), replace(FULL)
+    assert decode_control(written) == FULL and decode_control(written).written_ms == 1
     assert decode_control(encode_control(LinkControl(), 1)) == LinkControl()
+    assert not asked.writes("none of its topics") and encode_control(asked, 1) == written
 
 
 @pytest.mark.parametrize(("is_fenced", "is_promoted"), [(False, False), (True, True)])
