@@ -30,7 +30,7 @@ SOMETHING_ELSE = (
 )
 GIVEN_UP = (
     "it is not there any more: the link was promoted, and then the way back, before the producer had heard of that. failback has discarded"
-    " the record as one that was not copied (--discard), or retention or a newer record of its key has removed it"
+    " the record as one that was not copied (--discard-diverged), or retention or a newer record of its key has removed it"
 )
 _LATE = (
     "the standby was not seen to have it within mirrored_timeout_ms ({:g}): tolerant-kafka status says whether the link's mirror runs, and"
