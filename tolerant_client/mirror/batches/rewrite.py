@@ -154,18 +154,37 @@ def rewrite(
     end = batches[-1][0].next_offset if until is None else until
     # What does not shrink is sent uncompressed, and a broker that compresses it makes it up to a sixth larger (snappy).
     room = min(max_batch_bytes * 6 // 7 if codec else max_batch_bytes, joined_bytes or max_batch_bytes)
+
+    def rewritten(some: Sequence[Batch], start: int, end: int) -> list[Batch | Gap]:
+        items: list[Batch | Gap] = []
+        position, filler_left = start, MOST_FILLER if fill_holes else 0
+        time: int | None = None
+        for rows, original in _windows(some, start, end):
+            stop = int(rows.offsets[-1]) + 1 if len(rows.offsets) else end
+            if time is None:
+                time = int(rows.timestamps[0]) if len(rows.offsets) else some[-1][0].max_timestamp
+            rows, gaps, used = _fill(rows, position, stop, time, filler_left, is_compacted)
+            items += _encode(rows, gaps, original if codec is None else codec, max_batch_bytes, room)
+            position, filler_left = stop, filler_left - used
+            time = max(time, int(rows.timestamps.max(initial=time)))
+        return items
+
     items: list[Batch | Gap] = []
-    position, filler_left = start, MOST_FILLER if fill_holes else 0
-    time: int | None = None
-    for rows, original in _windows(batches, start, end):
-        stop = int(rows.offsets[-1]) + 1 if len(rows.offsets) else end
-        if time is None:
-            time = int(rows.timestamps[0]) if len(rows.offsets) else batches[-1][0].max_timestamp
-        rows, gaps, used = _fill(rows, position, stop, time, filler_left, is_compacted)
-        items += _encode(rows, gaps, original if codec is None else codec, max_batch_bytes, room)
-        position, filler_left = stop, filler_left - used
-        time = max(time, int(rows.timestamps.max(initial=time)))
-    return items
+    while True:
+        try:
+            return items + rewritten(batches, start, end)
+        except OversizedRecordError as error:
+            if codec is not None or len({header.codec for header, _ in batches}) == 1:
+                raise
+            # Its neighbours' codec does not make it small enough: it may fit in its own.
+            alone = next(n for n, (header, _) in enumerate(batches) if error.offset < header.next_offset)
+            stops = [max(start, batches[alone][0].base_offset), min(batches[alone][0].next_offset, end)]
+            for some, stop in zip((batches[:alone], batches[alone : alone + 1]), stops):
+                items += rewritten(some, start, stop) if some and start < stop else []
+                start = stop
+            batches = batches[alone + 1 :]
+            if not batches:
+                return items
 
 
 def coalesce(

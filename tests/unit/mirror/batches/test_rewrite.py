@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
@@ -183,6 +184,28 @@ def test_small_neighbours_of_several_codecs_become_one_batch_that_is_compressed(
     assert (header.codec, header.record_count) == (expected, 1000)
     joined = coalesce(memoryview(b"".join(view for _, view in batches)), 0, max_batch_bytes=MIB)
     assert joined is not None and [(h.codec, h.record_count) for h, _ in joined.items] == [(expected, 1000)]
+
+
+def test_a_record_that_fits_in_its_own_codec_alone_keeps_it() -> None:
+    """A document that gzip makes smaller than max.message.bytes, and lz4, which its neighbours have, does not."""
+    shuffled = random.Random(1)
+    document = b"".join(b'{"id": %d},' % shuffled.randrange(10**6) for _ in range(4000))
+    sizes = {codec: len(codecs.compress(codec, document)) for codec in (codecs.GZIP, codecs.LZ4)}
+    limit = (sizes[codecs.GZIP] + sizes[codecs.LZ4]) // 2
+    small = Record(0, T0, b"k", b"value " * 20)
+    made = [(small, codecs.LZ4)] * 3 + [(Record(0, T0, b"k", document), codecs.GZIP)] + [(small, codecs.LZ4)] * 2
+    for hole in (0, 2):  # before the document, and after it
+        places = [at + (hole if at > 2 else 0) + (hole if at > 3 else 0) for at in range(len(made))]
+        batches = batches_of(*(encode_batch([r], base_offset=at, codec=c) for (r, c), at in zip(made, places)))
+        found = check(batches, 0, limit=limit)
+        assert [(h.codec, h.base_offset) for h, _ in found if h.base_offset <= places[3]][-1] == (
+            codecs.GZIP,
+            places[3],
+        )
+        assert len(found) <= 5
+    with pytest.raises(OversizedRecordError) as told:
+        check(batches, 0, limit=sizes[codecs.GZIP] // 2)
+    assert told.value.offset == places[3]
 
 
 def test_batches_hold_at_most_what_the_target_takes() -> None:
