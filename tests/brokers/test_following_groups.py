@@ -471,13 +471,14 @@ def test_a_member_that_is_made_after_a_promotion_begins_where_the_group_was_on_t
     if is_late:
         monkeypatch.setattr(way_back, "RECENT_S", 0.0)
     append_records(target, name, 50, partitions=2, first=100)
-    assert read() == numbers(101, 151)
+    # Long after, an operator may have set what is committed, or deleted it.
+    assert read() == (numbers(101, 151) if not is_late else sorted(numbers(0, 100) + numbers(101, 151)))
     with both(target, source) as (origin, copy):
         assert origin.run(lambda: failback(origin, copy, back, name)).is_done
     mirror(target, source, name, back)
     promoted(target, source, back)
     append_records(source, name, 50, partitions=2, first=150)
-    assert committed(source, name) == [100, 100]  # which an operator may have set, long after
+    assert committed(source, name) == [100, 100]
     assert read() == numbers(152, 202) if not is_late else numbers(101, 202)
 
 

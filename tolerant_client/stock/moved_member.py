@@ -137,8 +137,7 @@ class MovedMember(GroupCommits):
         """It is made on the cluster that others of its group have moved to, or may be moving to: it does not join before them."""
         self._stops_at = time.monotonic() + READS_ON_S
         self._begin_on_next_cluster({}, move.to, move.ends)
-        if move.to.is_recent:
-            self._first_commit = self._manager.call_soon(self._commit_first)
+        self._first_commit = self._manager.call_soon(self._commit_first)
 
     @property
     def is_moving(self) -> bool:

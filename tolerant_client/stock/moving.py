@@ -61,7 +61,6 @@ class Destination:
     `ends` has the offsets after the last copied record; it need not have partitions without one.  `is_copied` tells whether the
     other cluster has copies of a topic at all.  `left_at` has where its logs ended when the clients left it, if they come back to it.
     `former_commits` tells what the client's group has committed on the cluster that it leaves, None until that has said so.
-    `is_recent`: members of the group may still be on their way there.
     """
 
     config: Mapping[str, Any]
@@ -69,7 +68,6 @@ class Destination:
     is_copied: Callable[[str], bool]
     left_at: Mapping[TopicPartition, int] = field(default_factory=dict)
     former_commits: Callable[[], Mapping[TopicPartition, int] | None] = lambda: None
-    is_recent: bool = True
 
     def end(self, partition: TopicPartition) -> int | None:
         """The offset after the last copied record; None if the other cluster has no copies of the partition."""
@@ -87,8 +85,6 @@ class Destination:
 
     def is_left_behind(self, partition: TopicPartition, committed: int) -> bool:
         """Whether the group has gone on elsewhere since it committed this on the other cluster, or may have."""
-        if not self.is_recent:
-            return False
         if self.former_commits() is not None:
             former = self.former_commit(partition)
             return former is not None and committed < former

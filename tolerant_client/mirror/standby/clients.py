@@ -217,8 +217,12 @@ class Following(clients.Recovering):
         _compare_ids(link, source_id, configs)
 
     def _begin_beside_movers(self, led: Led, back: WayBack) -> None:
-        if isinstance(self, consumer.KafkaConsumer) and (group := self.config["group_id"]) is not None:
-            self._coordinator.begins_beside_movers(Move(back.destination(group, is_recent=led.is_recent), self))
+        if (
+            isinstance(self, consumer.KafkaConsumer)
+            and (group := self.config["group_id"]) is not None
+            and led.is_recent
+        ):
+            self._coordinator.begins_beside_movers(Move(back.destination(group), self))
 
     def _stop_following(self) -> None:
         if self._link_watch is not None:

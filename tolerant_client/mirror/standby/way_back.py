@@ -12,8 +12,8 @@ Laws:
   it has said nothing (it is silent, hides the topic, or its broker has just started and knows none), all topics do.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
 - The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
-- A client that is made RECENT_S after a promotion, by the clocks of both, does not doubt what its group has committed where it begins:
-  an operator may have set that.
+- A client that is made RECENT_S after a promotion, by the clocks of both, does not ask where its group was before: an operator may have
+  set, or deleted, what it has committed where it begins, or created the topic again.
 - The cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
   is warned of its silence.
 """
@@ -111,12 +111,12 @@ class WayBack(LinkWatch):
         self.group_commits: Mapping[TopicPartition, int] | None = None  # asked by destination()
         self._back = LinksBack(self.cluster, led.control.promotion_id(led.link))
 
-    def destination(self, group: str | None, *, is_recent: bool = True) -> Destination:
+    def destination(self, group: str | None) -> Destination:
         """What a client needs to know where it is led, after `start`; what its group has committed on the cluster that it has left is asked."""
         if group is not None:
             self._net.call_soon_with_future(self._find_commits, group)
         here, left_at, left = self._led.here, self._led.left_at, self._left
-        return Destination(here, left.copied_until, left.writes, left_at, lambda: self.group_commits, is_recent)
+        return Destination(here, left.copied_until, left.writes, left_at, lambda: self.group_commits)
 
     async def _find_commits(self, group: str) -> None:
         ends = time.monotonic() + OWNERS_S

@@ -205,10 +205,15 @@ def newest_of(link: str, records: Iterable[Record], newest: Record | None = None
     for record in records:
         if record.key == link.encode():
             of_link = [] if record.value is None else [*of_link, record]
-    readable = [record for record in of_link if why_unreadable(record) is None]
-    if of_link and (not readable or readable[-1] is not of_link[-1]):
-        return of_link[-1]
-    return max(readable, key=rank, default=None)
+    return of_link[-1] if of_link and why_unreadable(of_link[-1]) else _counting(of_link)
+
+
+def _counting(of_link: Collection[Record]) -> Record | None:
+    """The readable record with the largest rank.
+
+    A copier writes thousands before the topic is compacted, and a whole one takes ms to decode: only the first candidates are.
+    """
+    return next((record for record in sorted(of_link, key=rank, reverse=True) if not why_unreadable(record)), None)
 
 
 def rank(record: Record) -> tuple[int, int]:
@@ -258,8 +263,8 @@ def controls_of(records: Iterable[Record], begun_of: Collection[str] | None = ()
     links: dict[str, LinkControl] = {}
     unreadable: list[Unreadable] = []
     for key, of_key in by_key.items():
-        if readable := [record for record in of_key if why_unreadable(record) is None]:
-            control = decode_control(max(readable, key=rank).value or b"")
+        if (counting := _counting(of_key)) is not None:
+            control = decode_control(counting.value or b"")
             begun = {p: ids for p, ids in control.begun.items() if begun_of is None or p.topic in begun_of}
             links[key] = replace(control, begun=begun)
         if why := why_unreadable(of_key[-1]):
