@@ -125,6 +125,21 @@ def test_of_a_way_home_in_parts_only_the_rest_is_brought_back_and_what_is_home_i
         assert found.is_done and [p.to_copy for p in found.partitions if p.topic == first] == [6], found
 
 
+def test_what_a_link_back_that_never_ran_was_failed_over_with_is_home(source: str, target: str) -> None:
+    topic = link = "topics-never-ran"
+    back = f"{topic}-back"
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    mirror(source, target, topic, link)
+    failed_over(target, link)
+    assert failed_back(target, source, back, topics=topic).is_done
+    failed_over(source, back)  # the target is lost before the mirror of the link back has started
+    append_records(source, topic, 3, first=500)
+    at_home = ends(source, topic)
+    found = failed_back(target, source, f"{back}-2", topics=topic, discards=True)
+    assert not found.is_done and not found.deleted_topics and ends(source, topic) == at_home
+
+
 def test_what_was_deleted_where_it_was_home_is_copied_back_once_more(source: str, target: str) -> None:
     topic = link = "topics-given-up"
     create_topic(source, topic)

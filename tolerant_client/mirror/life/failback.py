@@ -51,6 +51,7 @@ from tolerant_client.mirror.engine.circles import (
     refuse_circle,
     refuse_one_cluster,
     topics_option,
+    undone_by,
 )
 from tolerant_client.mirror.engine.preflight import look_for_others, require_same_source
 from tolerant_client.mirror.life.failback_decision import (
@@ -156,7 +157,9 @@ async def failback(
     view = await see_topics(source, target, chosen)
     view.require_seen(link)
     names = sorted(view.on_source) or select_topics(chosen, await source.partitions())
-    await _refuse_circle(source, target, [source.wire_topic(name) for name in names], link, into_source)
+    wire = [source.wire_topic(name) for name in names]
+    await _refuse_circle(source, target, wire, link, into_source)
+    undone = [] if into_source is None else undone_by(into_source, wire)
     await _refuse_translated(source, names, forward)
     await _require_may_begin(source, target, link, former)
     require_remembered(link, of_target.get(link, former), chosen, {} if into_source is None else into_source.links)
@@ -180,7 +183,10 @@ async def failback(
         if found.deleted:
             await delete_topics(target, found.deleted)
         generation = await _unused_generation(target, link, former)
-        await update_control(target, link, lambda now: begun(now, cluster_id, chosen, found.adopted, generation))
+        # Also of a link that is promoted before its mirror has started: its clients come home, and what they write is not given up.
+        await update_control(
+            target, link, lambda now: begun(now, cluster_id, chosen, found.adopted, generation).undoing(undone)
+        )
     return replace(report, is_done=True)
 
 
