@@ -14,8 +14,8 @@ Laws:
   committed before the clients had left the next cluster may be such, where records were copied since.  What is committed once this
   member has come counts, also if it is less: its owner has gone back.  When the group came this member cannot know: a commit has no
   time.  So what an owner has gone back to and committed before this member came does not count for it, unless others commit again.
-- A member that is made there while others may be on their way is one that has moved without commits of its own.  One that is made later doubts
-  nothing that is committed, and waits for nobody: there may be an operator's reason.  Where nothing is, the group begins where it was.
+- A member that is made there while others may be on their way is one that has moved without commits of its own.  One that is made later is
+  like any other: it doubts nothing that is committed, waits for nobody, and does not ask where the group was before.
 - If nobody comes, a member begins where the group was on the former cluster, and commits that; else at what is committed, else by
   `auto_offset_reset`: with "latest" where the end was when it got the partition.
 - What could not even then be committed (a right, a topic that is not there) counts where this member is assigned the partition by its
