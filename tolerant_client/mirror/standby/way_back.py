@@ -10,6 +10,7 @@ Laws:
 - A topic counts only if it is at home where the client is: heartbeats are not, which no link copies back, nor is a topic that was deleted
   there.  So that cluster is asked, but only for topics that a link back lacks: what it says last counts, also once it is lost, and while
   it has said nothing (it is silent, hides the topic, or its broker has just started and knows none), all topics do.
+- A record of a link back that cannot be read tells nothing: the one before it counts, as for everybody who looks at all links.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
 - The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
 - A client that is made RECENT_S after a promotion, by the clocks of both, does not ask where its group was before: an operator may have
@@ -34,7 +35,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.standby.link_watch import WAIT_MS, LinkWatch
-from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, controls_of, newest_of
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, by_link, controls_of, counting_of
 from tolerant_client.mirror.state.control_topic import ControlFollower
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import is_heartbeats
@@ -71,25 +72,26 @@ class Led(NamedTuple):
 
 
 class LinksBack(ControlFollower):
-    """The `links` into `cluster` that undo a promotion, which has this id."""
+    """The `links` into `cluster` that undo a promotion, which has this id, as controls_of has them."""
 
     def __init__(self, cluster: Cluster, promotion_id: str) -> None:
         super().__init__(cluster)
         self._promotion_id = promotion_id
         self.links: dict[str, LinkControl] = {}
-        self._newest: dict[str, Record | None] = {}  # of each link, which counts
+        self._counting: dict[str, Record] = {}  # of each link
 
     def _forget(self) -> None:
-        self.links, self._newest = {}, {}
+        self.links, self._counting = {}, {}
 
     async def _take(self, topic: StateTopic, end: int) -> None:
         records = await topic.records(self.position, end)
-        keys = {(record.key or b"").decode(errors="replace") for record in records}
-        newest = {link: newest_of(link, records, self._newest.get(link)) for link in keys}
-        self._newest |= newest
-        kept = {link: control for link, control in self.links.items() if link not in keys}
-        found = controls_of(filter(None, newest.values()), None).links
-        self.links = kept | {link: control for link, control in found.items() if self._promotion_id in control.undoes}
+        keys = {record.key for record in records}
+        again = [record for record in self._counting.values() if record.key in keys]
+        found = {link: counting_of(of_link) for link, of_link in by_link([*again, *records]).items()}
+        news = {link: record for link, record in found.items() if record is not None}
+        self._counting = {link: r for link, r in self._counting.items() if r.key not in keys} | news
+        links = {**self.links, **controls_of(news.values(), None).links}
+        self.links = {link: c for link, c in links.items() if link in self._counting and self._promotion_id in c.undoes}
 
 
 class WayBack(LinkWatch):

@@ -205,11 +205,11 @@ def newest_of(link: str, records: Iterable[Record], newest: Record | None = None
     for record in records:
         if record.key == link.encode():
             of_link = [] if record.value is None else [*of_link, record]
-    return of_link[-1] if of_link and why_unreadable(of_link[-1]) else _counting(of_link)
+    return of_link[-1] if of_link and why_unreadable(of_link[-1]) else counting_of(of_link)
 
 
-def _counting(of_link: Collection[Record]) -> Record | None:
-    """The readable record with the largest rank.
+def counting_of(of_link: Collection[Record]) -> Record | None:
+    """The readable record of a link with the largest rank, also before one that cannot be read.  Pure.
 
     A copier writes thousands before the topic is compacted, and a whole one takes ms to decode: only the first candidates are.
     """
@@ -249,21 +249,26 @@ class Controls(NamedTuple):
     unreadable: tuple[Unreadable, ...] = ()
 
 
-def controls_of(records: Iterable[Record], begun_of: Collection[str] | None = ()) -> Controls:
-    """The controls in the records of a control topic, in the order of the log.  Pure."""
-    by_key: dict[str, list[Record]] = {}
+def by_link(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The records of each link since it was last deleted, of those of a control topic in the order of the log.  Pure."""
+    found: dict[str, list[Record]] = {}
     for record in records:
         key = (record.key or b"").decode(errors="backslashreplace")
         if not is_link_name(key):
             continue
         if record.value is None:
-            by_key.pop(key, None)
+            found.pop(key, None)
         else:
-            by_key.setdefault(key, []).append(record)
+            found.setdefault(key, []).append(record)
+    return found
+
+
+def controls_of(records: Iterable[Record], begun_of: Collection[str] | None = ()) -> Controls:
+    """The controls in the records of a control topic, in the order of the log.  Pure."""
     links: dict[str, LinkControl] = {}
     unreadable: list[Unreadable] = []
-    for key, of_key in by_key.items():
-        if (counting := _counting(of_key)) is not None:
+    for key, of_key in by_link(records).items():
+        if (counting := counting_of(of_key)) is not None:
             control = decode_control(counting.value or b"")
             begun = {p: ids for p, ids in control.begun.items() if begun_of is None or p.topic in begun_of}
             links[key] = replace(control, begun=begun)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -167,6 +168,29 @@ def test_what_was_read_is_neither_read_nor_decoded_again(
     assert watched.control().is_unwritten, "it undoes another promotion now"
     home.is_there = False
     assert watched.control().is_unwritten, "the topic was deleted"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_links_back_that_are_read_in_pieces_are_those_of_the_whole_topic(
+    seed: int, home: Home, watched: Watched
+) -> None:
+    rng = random.Random(seed)
+    unreadable = [b"junk", b'{"version": 9, "time_ms": 1}']
+
+    def value(offset: int) -> bytes | None:
+        if rng.random() < 0.3:
+            return rng.choice([None, *unreadable])
+        undoes = tuple(rng.sample(["second", "of C"], rng.randrange(3)))
+        knew = rng.choice([0, offset, max(0, offset - 1), offset + 5])
+        return encode_control(back("orders", undoes=undoes, generation=offset), 1_000 + offset, knew)
+
+    keys = [b"B-A", b"C-A", b"no name\xff", b"", "D-é".encode(), None]
+    log = [Record(offset, 0, rng.choice(keys), value(offset)) for offset in range(rng.randrange(2, 25))]
+    while len(home.log) < len(log):
+        home.log += log[len(home.log) :][: rng.randrange(1, 9)]
+        watched.watch._net.run(watched.watch._back.follow)
+        links = control_record.controls_of(home.log, None).links
+        assert watched.watch._back.links == {n: c for n, c in links.items() if "second" in c.undoes}
 
 
 def test_the_cluster_that_the_client_has_left_is_asked_for_its_groups_commits_until_it_tells(
