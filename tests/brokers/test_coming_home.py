@@ -161,7 +161,7 @@ def with_mm2_names(topic: str, source: str, target: str) -> LinkTopics:
     return LinkTopics(TopicFilter((topic,)), TopicNames(IdentityReplicationPolicy(source_alias=source), source), target)
 
 
-@pytest.mark.parametrize("other", ["deleted", "heartbeats"])
+@pytest.mark.parametrize("other", ["deleted", "recreated", "heartbeats"])
 def test_what_no_link_can_copy_back_holds_nobody(source: str, target: str, stack: ExitStack, other: str) -> None:
     topic = f"way-back-{other}-beside"
     more = "heartbeats" if other == "heartbeats" else f"{topic}-retired"
@@ -178,9 +178,11 @@ def test_what_no_link_can_copy_back_holds_nobody(source: str, target: str, stack
     pair.to_b()
     polls_until_at(consumer, b)
     arrives(early, b)
-    if other == "deleted":
+    if other != "heartbeats":
         delete_topic(source, more)
         delete_topic(target, more)
+    if other == "recreated":
+        create_topic(target, more)  # as a client that requests it does where auto.create.topics.enable is true
     pair.prepares(target, source, pair.back)
     pair.to_a()
     made = stack.enter_context(KafkaProducer(**pair.options()))

@@ -18,7 +18,16 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.structs import MemberState, OffsetAndMetadata, TopicPartition
 
-from support.mirror_link import append_records, both, create_topic, ends, failed_over, mirror, promoted
+from support.mirror_link import (
+    append_records,
+    both,
+    create_topic,
+    delete_topic,
+    ends,
+    failed_over,
+    mirror,
+    promoted,
+)
 from support.settled import until
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.life.failback import failback
@@ -480,6 +489,26 @@ def test_a_member_that_is_made_after_a_promotion_begins_where_the_group_was_on_t
     append_records(source, name, 50, partitions=2, first=150)
     assert committed(source, name) == [100, 100]
     assert read() == numbers(152, 202) if not is_late else numbers(101, 202)
+
+
+def test_what_was_committed_on_the_cluster_that_was_left_says_nothing_of_a_topic_that_was_created_again(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "members-created-again"
+    copied(source, target, name)
+    monkeypatch.setattr(group_commits, "OWNERS_S", 3.0)
+    earlier_run(source, name, 90)
+    promoted(source, target, name)
+    delete_topic(target, name)
+    create_topic(target, name, 2)
+    append_records(target, name, 200, partitions=2, first=500)
+    member = Member(source, target, name, enable_auto_commit=False, max_poll_records=100)
+    try:
+        with member.polling(step=polls_and_commits):
+            until(lambda: len(member.read) == 400)
+    finally:
+        member.consumer.close()
+    assert sorted(member.read) == [(number, offset) for number in range(2) for offset in range(200)]
 
 
 def test_nothing_is_passed_over_while_the_former_owner_of_a_partition_without_commits_may_come(

@@ -16,6 +16,8 @@ Laws:
   time.  So what an owner has gone back to and committed before this member came does not count for it, unless others commit again.
 - A member that is made there while others may be on their way is one that has moved without commits of its own.  One that is made later is
   like any other: it doubts nothing that is committed, waits for nobody, and does not ask where the group was before.
+- A topic that was created again on the next cluster is none that was copied there, as far as brokers tell ids (2.8): of it, what was committed
+  on the former cluster, and before the clients had left the next one, says nothing.
 - If nobody comes, a member begins where the group was on the former cluster, and commits that; else at what is committed, else by
   `auto_offset_reset`: with "latest" where the end was when it got the partition.
 - What could not even then be committed (a right, a topic that is not there) counts where this member is assigned the partition by its
@@ -140,9 +142,16 @@ class GroupCommits(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python i
     def _is_member(self) -> bool:
         return bool(self._subscription.partitions_auto_assigned())
 
+    def _copies_of(self, tp: TopicPartition) -> Destination | None:
+        """Where the group has come to, if the partition's topic there is still the one that was copied."""
+        topic_id = self._cluster.topic_id(tp.topic)
+        known = str(topic_id) if topic_id is not None and topic_id.int else ""
+        return None if self._to is None or self._to.was_created_again(tp, known) else self._to
+
     def _is_left_behind(self, tp: TopicPartition, committed: OffsetAndMetadata) -> bool:
         """Whether nobody has committed this since the group came, and the group had gone on elsewhere."""
-        if self._to is None or not self._is_member or not self._to.is_left_behind(tp, committed.offset):
+        to = self._copies_of(tp)
+        if to is None or not self._is_member or not to.is_left_behind(tp, committed.offset):
             return False
         return self._before is None or tp in self._before and self._before[tp].offset == committed.offset
 
@@ -159,9 +168,9 @@ class GroupCommits(ConsumerCoordinator):  # type: ignore[misc]  # kafka-python i
 
     def _elsewhere(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
         """What the group has committed of these on the former cluster, as far as that tells."""
-        if self._to is None or not self._is_member:
+        if not self._is_member:
             return {}
-        places = {tp: self._to.former_commit(tp) for tp in partitions}
+        places = {tp: to.former_commit(tp) for tp in partitions if (to := self._copies_of(tp)) is not None}
         return {tp: OffsetAndMetadata(at, "", -1) for tp, at in places.items() if at is not None}
 
     async def begin(self, partitions: Collection[TopicPartition], committed: Offsets) -> bool:

@@ -61,6 +61,7 @@ class Destination:
     `ends` has the offsets after the last copied record; it need not have partitions without one.  `is_copied` tells whether the
     other cluster has copies of a topic at all.  `left_at` has where its logs ended when the clients left it, if they come back to it.
     `former_commits` tells what the client's group has committed on the cluster that it leaves, None until that has said so.
+    `was_created_again` tells whether a topic with this id ("": unknown) is another one than that with the copies of the partition.
     """
 
     config: Mapping[str, Any]
@@ -68,6 +69,7 @@ class Destination:
     is_copied: Callable[[str], bool]
     left_at: Mapping[TopicPartition, int] = field(default_factory=dict)
     former_commits: Callable[[], Mapping[TopicPartition, int] | None] = lambda: None
+    was_created_again: Callable[[TopicPartition, str], bool] = lambda partition, topic_id: False
 
     def end(self, partition: TopicPartition) -> int | None:
         """The offset after the last copied record; None if the other cluster has no copies of the partition."""

@@ -314,7 +314,7 @@ USES: Final = (
          "partitions_auto_assigned", "rebalance_listener", "reset_group_subscription"),
         _MOVED_MEMBER, "what a member had committed, its listener, and that it stops reading"),
     Use(ConsumerCoordinator, ("_generation", "generation_if_stable"), _GROUP_COMMITS, "overridden: a member commits before its join is over"),
-    Use(ConsumerCoordinator, ("_commit_offsets_sync_async", "_subscription", "fetch_committed_offsets_async", "group_id"), _GROUP_COMMITS,
+    Use(ConsumerCoordinator, ("_cluster", "_commit_offsets_sync_async", "_subscription", "fetch_committed_offsets_async", "group_id"), _GROUP_COMMITS,
         "the group's commits"),
     Use(SubscriptionState,
         ("_default_offset_reset_strategy", "all_consumed_offsets", "assigned_partitions", "partitions_auto_assigned", "seek",

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import socket
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -1163,6 +1164,38 @@ def test_what_the_group_had_committed_before_it_went_elsewhere_counts_only_if_it
     assert member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
     assert begins() == at_last
     assert broker.committed["t", 0][0] == at_last[0], "who comes later begins there, too"
+
+
+def test_what_was_committed_elsewhere_says_nothing_of_a_topic_that_was_created_again_since(
+    broker: GroupBroker, member: TolerantCoordinator
+) -> None:
+    broker.committed = {("t", 0): (10, -1)}
+    knows(member, broker, 2)
+    assert member.poll(timeout_ms=10_000)
+    former, asked = {FIRST: 50, SECOND: 60}, list[tuple[TopicPartition, str]]()
+
+    def was_created_again(partition: TopicPartition, topic_id: str) -> bool:
+        asked.append((partition, topic_id))
+        return bool(topic_id)
+
+    member._to = Destination(
+        {}, {FIRST: 100, SECOND: 100}, lambda topic: True, former, lambda: former, was_created_again
+    )
+    member._before = {FIRST: OffsetAndMetadata(10, "", -1)}
+
+    def begins() -> list[int | None]:
+        assert member.refresh_committed_offsets_if_needed(timeout_ms=10_000)
+        positions = [member._subscription.position(tp) for tp in (FIRST, SECOND)]
+        return [position and position.offset for position in positions]
+
+    now = uuid.uuid4()
+    member._cluster._topic_ids = {"t": now}
+    assert begins() == [10, None]  # of the second one auto_offset_reset decides
+    assert set(asked) == {(FIRST, str(now)), (SECOND, str(now))}
+    member._subscription.assign_from_subscribed([])
+    member._subscription.assign_from_subscribed([FIRST, SECOND])
+    member._cluster._topic_ids = {"t": uuid.UUID(int=0)}  # a broker without ids
+    assert begins() == [50, 60]
 
 
 def test_one_that_is_made_beside_members_that_move_begins_as_one_of_them(

@@ -79,7 +79,7 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     """What a partition with identical offsets has lost, or never had; `now` are its topic's present ids.  Pure."""
     name = f"{partition.topic}-{partition.partition}"
     begun, copied = control.begun.get(partition), control.copied.get(partition)
-    if begun is not None and not begun.is_of_target(now):
+    if control.was_created_again(partition, now):
         text = f"topic {partition.topic} was deleted and created again on the target: nothing is left there of what link {link} had"
         return Damage(f"{text} copied of {name}{_up_to(copied)}", 0)
     start = control.log_starts.get(partition, 0)

@@ -8,8 +8,9 @@ Laws:
 - The way back must copy all topics of the client that L had copied, or all that L had copied while the client has none (which is being
   made, or has not written yet): of links that copy a part each, none is followed, with a warning.
 - A topic counts only if it is at home where the client is: heartbeats are not, which no link copies back, nor is a topic that was deleted
-  there.  So that cluster is asked, but only for topics that a link back lacks: what it says last counts, also once it is lost, and while
-  it has said nothing (it is silent, hides the topic, or its broker has just started and knows none), all topics do.
+  there, also if one of its name was created since: the control has the id of the one that was copied (brokers before 2.8 give none: there
+  the name alone decides).  So that cluster is asked, but only for topics that a link back lacks: what it says last counts, also once it is
+  lost, and while it has said nothing (it is silent, hides the topic, or its broker has just started and knows none), all topics do.
 - A record of a link back that cannot be read tells nothing: the one before it counts, as for everybody who looks at all links.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
 - The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
@@ -37,10 +38,11 @@ from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.standby.link_watch import WAIT_MS, LinkWatch
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, by_link, controls_of, counting_of
 from tolerant_client.mirror.state.control_topic import ControlFollower
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.state_topic import StateTopic
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topics import read_ids
 from tolerant_client.records.record_batch import Record
 from tolerant_client.stock.group_commits import OWNERS_S
 from tolerant_client.stock.moved_member import READS_ON_S
@@ -118,7 +120,11 @@ class WayBack(LinkWatch):
         if group is not None:
             self._net.call_soon_with_future(self._find_commits, group)
         here, left_at, left = self._led.here, self._led.left_at, self._left
-        return Destination(here, left.copied_until, left.writes, left_at, lambda: self.group_commits)
+
+        def was_created_again(partition: TopicPartition, topic_id: str) -> bool:
+            return left.was_created_again(partition, TopicIds(target=topic_id))
+
+        return Destination(here, left.copied_until, left.writes, left_at, lambda: self.group_commits, was_created_again)
 
     async def _find_commits(self, group: str) -> None:
         ends = time.monotonic() + OWNERS_S
@@ -168,16 +174,30 @@ class WayBack(LinkWatch):
 
     async def _gone_from_here(self, topics: set[str]) -> set[str]:
         """Those of these topics that the cluster where the client is has no more, as far as it tells at once, or has told."""
+
+        async def still_has() -> set[str] | None:
+            """Also those that it hides; None: it knows none yet."""
+            there, hidden = await visible_topics(self._here, {*topics, CONTROL_TOPIC})
+            if CONTROL_TOPIC not in there:
+                return None
+            ids = await read_ids(None, self._here, topics & there.keys())
+            again = {topic for topic, now in ids.items() if self._was_created_again(topic, now)}
+            return (there.keys() | hidden.keys()) - again
+
         try:
             await self._here.connect(_TELLS_MS)
-            telling = self._net.call_soon_with_future(visible_topics, self._here, {*topics, CONTROL_TOPIC})
-            there, hidden = await self._here.heard(telling, _TELLS_MS)
+            has = await self._here.heard(self._net.call_soon_with_future(still_has), _TELLS_MS)
         except Exception as error:  # it may be the lost one now
             log.debug("Which topics the %s still has is unknown: %s", self._here.name, text_of(error))
         else:
-            if CONTROL_TOPIC in there:  # else it knows none yet
-                self._gone = (self._gone - topics) | (topics - there.keys() - hidden.keys())
+            if has is not None:
+                self._gone = (self._gone - topics) | (topics - has)
         return self._gone & topics
+
+    def _was_created_again(self, topic: str, now: TopicIds) -> bool:
+        """Whether it is another topic than that which the link had copied; without `begun` that is unknown."""
+        begun = [p for p in self._left.begun if p.topic == topic]
+        return bool(begun) and all(self._left.was_created_again(p, now) for p in begun)
 
     async def _changed(self) -> None:
         await self._back.changed(WAIT_MS)

@@ -175,6 +175,11 @@ class LinkControl:
         begun = self.begun.get(partition)
         return begun is not None and begun.is_of_target(ids.get(partition.topic, TopicIds()))
 
+    def was_created_again(self, partition: TopicPartition, now: TopicIds) -> bool:
+        """Whether the target's topic, which has these ids now, is another one than that whose log the link had begun."""
+        begun = self.begun.get(partition)
+        return begun is not None and not begun.is_of_target(now)
+
     def adopted_of(self, partition: TopicPartition, target_end: int) -> int:
         """The source offset before which a target log that ends there has everything since the link took it over; else 0.
 

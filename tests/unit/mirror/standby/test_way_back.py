@@ -19,7 +19,7 @@ from tolerant_client.mirror.standby import way_back
 from tolerant_client.mirror.standby.way_back import Led, WayBack
 from tolerant_client.mirror.state import control_record, control_topic
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls, decode_control, encode_control
-from tolerant_client.mirror.state.link_control import MOST_UNDONE, LinkControl
+from tolerant_client.mirror.state.link_control import MOST_UNDONE, LinkControl, TopicIds
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
@@ -75,6 +75,7 @@ class Watched:
         self.hides: set[str] = set()
         self.silence: Exception | None = None
         self.asked: list[set[str]] = []
+        self.ids: dict[str, str] = {}
 
         async def connect(patience_ms: int) -> None:
             pass
@@ -88,9 +89,14 @@ class Watched:
                 topic: Errors.TopicAuthorizationFailedError(topic) for topic in topics if topic in self.hides
             }
 
+        async def read_ids(source: None, cluster: Any, topics: Collection[str]) -> dict[str, TopicIds]:
+            assert cluster is self.watch._here and self.has.issuperset(topics)
+            return {topic: TopicIds(target=self.ids.get(topic, "")) for topic in topics}
+
         for cluster in self.watch._clusters:
             monkeypatch.setattr(cluster, "connect", connect)
         monkeypatch.setattr(way_back, "visible_topics", visible_topics)
+        monkeypatch.setattr(way_back, "read_ids", read_ids)
 
     def control(self) -> LinkControl:
         return self.watch._net.run(self.watch.control)
@@ -257,6 +263,30 @@ def test_a_topic_that_was_deleted_where_the_client_is_holds_it_no_longer(
     one.silence = None
     one.has |= {"audit"}
     assert one.follows is None, "it is there again"
+    one.close()
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "follows"),
+    [
+        ([("audit", "t2")], "t2", None),
+        ([("audit", "t2")], "t3", "B-A"),
+        ([("audit", "t2"), ("audit", "t3")], "t3", None),  # the link itself had begun the later one
+        ([("audit", "t2")], "", None),  # brokers before 2.8
+        ([("audit", "")], "t3", None),
+        ([("orders", "t1")], "t3", None),  # the control does not tell what the link had begun
+    ],
+)
+def test_a_topic_that_was_created_again_where_the_client_is_holds_it_no_longer(
+    home: Home, begun: list[tuple[str, str]], now: str, follows: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {TopicPartition(topic, n): TopicIds("s", target) for n, (topic, target) in enumerate(begun)}
+    one = Watched(home, monkeypatch, "orders", "audit", left=replace(LEFT, begun=ids))
+    home.has("B-A", back("orders", undoes=("second",)))
+    one.ids = {"orders": "t1", "audit": now}
+    assert one.follows == follows
+    to = one.watch.destination(None)
+    assert to.was_created_again(TopicPartition("audit", 0), now) == (follows is not None or len(ids) == 2)
     one.close()
 
 
