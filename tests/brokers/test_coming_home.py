@@ -23,7 +23,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.stock.moving import manager_of
-from tolerant_client.testing import KafkaCluster
+from tolerant_client.testing import FaultProxy, KafkaCluster, Stall
 from tolerant_client.tracker.events import Event, Moved
 
 WITHIN_S = 30.0
@@ -277,6 +277,37 @@ def test_what_failback_has_discarded_is_acknowledged_to_nobody_who_hears_late(
         with pytest.raises(NotMirroredError, match="before the producer had heard of that"):
             record.get(WITHIN_S)
     assert producer.send(pair.topic, b"x").get(WITHIN_S).offset > 18
+
+
+def test_a_client_that_was_frozen_for_one_round_trip_stays_though_its_cluster_is_slow_to_tell(
+    source: str, target: str, kafka_cluster: KafkaCluster, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, wakes, changed = Pair(source, target, "way-back-frozen"), threading.Event(), LinkWatch._changed
+    proxy = stack.enter_context(FaultProxy(kafka_cluster))
+    events: list[Event] = []
+
+    async def frozen(watch: LinkWatch) -> None:
+        if watch.link == pair.topic:
+            wakes.wait(WITHIN_S)  # it has seen the link unpromoted
+        await changed(watch)
+
+    monkeypatch.setattr(LinkWatch, "_changed", frozen)
+    stack.callback(wakes.set)
+    options: Any = {**pair.options(), "bootstrap_servers": proxy.bootstrap_servers}
+    producer = stack.enter_context(KafkaProducer(recovery_listener=events.append, **options))
+    began = time.monotonic()
+    pair.to_b()
+    pair.prepares(target, source, pair.back)
+    pair.to_a()
+    time.sleep(max(0.0, began + 4.0 - time.monotonic()))
+    proxy.faults = [Stall(seconds=0.1)]
+    wakes.set()
+    deadline = time.monotonic() + WITHIN_S
+    while not isinstance(producer._link_watch, WayBack):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    producer.send(pair.topic, b"x").get(WITHIN_S)
+    assert is_at(producer, cluster_of(source)) and not [event for event in events if isinstance(event, Moved)]
 
 
 def acknowledged_until(producer: KafkaProducer, count: int) -> None:

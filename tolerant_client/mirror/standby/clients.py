@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -220,7 +221,7 @@ class Following(clients.Recovering):
         if (
             isinstance(self, consumer.KafkaConsumer)
             and (group := self.config["group_id"]) is not None
-            and led.is_recent
+            and led.is_recent(time.time())
         ):
             self._coordinator.begins_beside_movers(Move(back.destination(group), self))
 

@@ -15,6 +15,8 @@ Laws:
 - While the standby does not respond, refuses us or hides the control, or the link cannot be followed, nothing is known and nothing
   happens; it is asked again, and the log says each reason once.
 - A link that failback has prepared, and that has not run yet, is one to follow: failback is for identical offsets only.
+- A promotion is new to a client that was told just before that there is none, if its record is new, too: whoever was frozen, or cut off, for
+  a moment may hear of one that was undone meanwhile.  Of clocks that differ, or a standby that failed between, nothing is new.
 - It ends with its client, also with one that was never closed.
 - One request waits at the standby, for at most WAIT_MS: it costs next to nothing, and tells of a promotion at once.
 """
@@ -29,6 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent import futures
+from functools import cached_property
 from typing import Any, Final, Protocol
 
 import kafka.errors as Errors
@@ -52,6 +55,7 @@ WAIT_MS: Final = 10_000
 FIRST_WORD_S: Final = 2.0  # for which a client waits until a cluster tells of a promotion
 PROMPT_S: Final = 0.3  # instead, where that is hardly to be expected, and the cluster may be lost
 NEWS_S: Final = 15.0  # since a link was seen unpromoted: its promotion is hardly undone already
+NEW_S: Final = 3.0  # since the record of its promotion was written
 _SOME_TOPIC: Final = "orders"
 _NUMBERS: Final = re.compile(r"\d+")
 
@@ -96,7 +100,6 @@ class LinkWatch:
         self._net = NetworkSelector(slow_task_threshold_secs=0)  # a slow resolver holds up nobody else here
         self.cluster = Cluster(standby, self._net, name=name, patience_ms=patience_ms)
         self._clusters = [self.cluster]  # which end with this
-        self._control = NewestControl(self.cluster, link)
         self._unknown_link = ""  # what to say of a link that the standby does not know
         self.link = link
         self._patience_ms = patience_ms
@@ -106,6 +109,10 @@ class LinkWatch:
         self._follower: futures.Future[Follower | None] = futures.Future()
         self._is_closing = False
         self._over = Future()  # on its event loop
+
+    @cached_property
+    def _control(self) -> NewestControl:
+        return NewestControl(self.cluster, self.link)
 
     def start(self) -> futures.Future[LinkControl]:
         """Begins to ask, and goes on after `follow`; returns what is told first: a control, or why there is none."""
@@ -232,7 +239,7 @@ class LinkWatch:
         return control
 
     async def promoted(self, follower: Follower) -> tuple[LinkControl, bool] | None:
-        """The control of the link once it is promoted and fenced, however long that takes, and whether that was seen to happen.
+        """The control of the link once it is promoted and fenced, however long that takes, and whether that has just happened.
 
         None after close(), or if not wanted.  Raises OptionError for a promoted link whose control does not tell where its copies end.
         """
@@ -250,7 +257,7 @@ class LinkWatch:
                 failures = 0
                 self._told.clear()
             except Exception as error:
-                failures += 1
+                failures, unpromoted_s = failures + 1, -math.inf
                 self._tell(error)
                 if self.is_closed:
                     return None
@@ -262,7 +269,8 @@ class LinkWatch:
                 f"Link {self.link} is promoted, and its control does not tell where its copies end: the client stays where it is. Make a"
                 " new one, which begins at the standby"
             )
-        return control, time.monotonic() - unpromoted_s < NEWS_S
+        is_new = time.monotonic() - unpromoted_s < NEWS_S and control.is_younger(NEW_S, time.time())
+        return control, is_new
 
     async def _check_rights(self, topics: set[str], group: str | None) -> None:
         """Warns once of topics that the client could not read after the promotion, and of its group."""

@@ -13,6 +13,7 @@ Laws:
   lost, and while it has said nothing (it is silent, hides the topic, or its broker has just started and knows none), all topics do.
 - A record of a link back that cannot be read tells nothing: the one before it counts, as for everybody who looks at all links.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
+  So the cluster that it would leave is asked for FIRST_WORD_S, for PROMPT_S only where no other promotion can have followed yet.
 - The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
 - A client that is made RECENT_S after a promotion, by the clocks of both, does not ask where its group was before: an operator may have
   set, or deleted, what it has committed where it begins, or created the topic again.
@@ -67,10 +68,9 @@ class Led(NamedTuple):
     left: Mapping[str, Any]
     left_at: Mapping[TopicPartition, int] = {}
 
-    @property
-    def is_recent(self) -> bool:
-        """Whether members of a group that it moves, or that are started again for it, may still be on their way."""
-        return abs(time.time() - self.control.written_ms / 1000) < RECENT_S
+    def is_recent(self, now_s: float) -> bool:
+        """Whether members of a group that it moves, or that are started again for it, may still be on their way; since the epoch."""
+        return self.control.is_younger(RECENT_S, now_s)
 
 
 class LinksBack(ControlFollower):

@@ -170,6 +170,10 @@ class LinkControl:
             return fenced.__contains__
         return LinkTopics.from_json(self.topics).writes
 
+    def is_younger(self, than_s: float, now_s: float) -> bool:
+        """Whether its record was written not longer before `now_s` (since the epoch), nor after it, as far as both clocks agree."""
+        return abs(now_s - self.written_ms / 1000) < than_s
+
     def has_begun(self, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
         """Whether the link has begun this very log of the target, not a former one; `ids` are the topics' present ids."""
         begun = self.begun.get(partition)

@@ -129,7 +129,7 @@ def test_it_waits_until_the_link_is_promoted_and_fenced() -> None:
 
 
 def test_a_promotion_is_new_where_the_link_was_unpromoted_just_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_new(*told: LinkControl) -> Any:
+    def is_new(*told: LinkControl | Exception) -> Any:
         scripted: Any = Scripted(*told)
         try:
             return scripted.cluster.run(scripted.promoted, Following())[1]
@@ -137,9 +137,15 @@ def test_a_promotion_is_new_where_the_link_was_unpromoted_just_before(monkeypatc
             scripted.cluster.close()
             scripted._net.close()
 
-    assert is_new(LinkControl(), PROMOTED) and not is_new(PROMOTED)
+    def written(before_s: float) -> LinkControl:
+        return replace(PROMOTED, written_ms=int((time.time() - before_s) * 1000))
+
+    assert is_new(LinkControl(), written(0.5)) and not is_new(written(0.5))
+    assert not is_new(LinkControl(), written(5)), "the process was frozen meanwhile, or cut off"
+    assert not is_new(LinkControl(), written(-5)), "the clocks tell nothing"
+    assert not is_new(LinkControl(), Errors.KafkaConnectionError("away"), written(0.5))
     monkeypatch.setattr(link_watch, "NEWS_S", 0.0)
-    assert not is_new(LinkControl(), PROMOTED), "the process was frozen meanwhile"
+    assert not is_new(LinkControl(), written(0.5)), "it was frozen for longer, and the clocks tell nothing"
 
 
 def test_each_reason_why_nothing_is_known_is_told_once_until_something_is(caplog: pytest.LogCaptureFixture) -> None:
