@@ -26,6 +26,7 @@ NO_APPEND_TIME = -1
 _RESPONSE_V5 = struct.Struct(">ihqqq")
 _RESPONSE_V3 = struct.Struct(">ihqq")
 _NO_TAGS = _NULL = b"\0"
+_NO_ERRORS = b"\1\0\0"  # no record errors, no message, no tags: as in nearly every response
 
 _SEQUENCE_MODULUS = 1 << 31
 
@@ -174,10 +175,7 @@ class RawProduce(Request):
             count, at = read_uvarint(body, at + 16)
             for _ in range(count - 1):
                 index, error, base_offset, append_time, _log_start = _RESPONSE_V5.unpack_from(body, at)
-                errors, at = read_uvarint(body, at + _RESPONSE_V5.size)
-                for _ in range(errors - 1):
-                    at = skip_tags(body, _skip_string(body, at + 4))
-                at = skip_tags(body, _skip_string(body, at))
+                at = _skip_errors(body, at + _RESPONSE_V5.size)
                 if (partition := known.get((topic_id, index))) is None:
                     raise ValueError("Produce response names other partitions than its request")
                 produced.append(ProducedPartition(partition, error, base_offset, append_time))
@@ -193,6 +191,15 @@ class RawProduce(Request):
         if {p.partition for p in produced} != self.batches.keys():
             raise ValueError("Produce response names other partitions than its request")
         return ProduceResult(produced, throttle_time_ms)
+
+
+def _skip_errors(body: memoryview, at: int) -> int:
+    if body[at : at + 3] == _NO_ERRORS:
+        return at + 3
+    errors, at = read_uvarint(body, at)
+    for _ in range(errors - 1):
+        at = skip_tags(body, _skip_string(body, at + 4))
+    return skip_tags(body, _skip_string(body, at))
 
 
 def _skip_string(body: memoryview, at: int) -> int:

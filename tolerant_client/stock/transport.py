@@ -152,9 +152,10 @@ class TolerantTCPTransport(KafkaTCPTransport):  # type: ignore[misc]  # kafka-py
 
     def writelines(self, list_of_data: Any) -> None:
         """Writes buffers without joining them; a closing transport only flushes what it has."""
-        if not self._closed:
-            for data in filter(len, list_of_data):
-                self.write(data)
+        buffers = [data for data in list_of_data if len(data)]
+        if buffers and not self._closed:
+            self.write(buffers[0])
+            self._write_buffer.extend(buffers[1:])
 
     def abort(self, error: Exception | None = None) -> None:
         """Closes at once, even a transport that is already closing and whose last bytes nobody reads."""

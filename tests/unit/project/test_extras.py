@@ -121,3 +121,10 @@ def test_wheel_and_sdist_carry_guides_docs_deployment_files_and_every_module(
 def test_importing_the_package_imports_no_client() -> None:
     done = run("import sys, tolerant_client; print([name for name in sys.modules if name.split('.')[0] == 'kafka'])")
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_importing_the_mirror_imports_no_pandas() -> None:
+    done = run(
+        "import sys, spark_integration.cli.app, spark_integration.mirror.mirror_job; print('pandas' in sys.modules)"
+    )
+    assert done.stdout.strip() == "False", done.stderr

@@ -85,7 +85,7 @@ class _Rows(NamedTuple):
     headers: Any | None
 
 
-_NO_BYTES: Final = pa.array([], pa.binary())
+_NO_BYTES: Final = pa.nulls(0, pa.binary())  # pa.array would import pandas
 _NO_ROWS: Final = _Rows(np.empty(0, np.int64), np.empty(0, np.int64), _NO_BYTES, _NO_BYTES, None)
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tolerant_client.records.varint_columns import Int64s
 
-_NO_KEYS = pa.array([], pa.binary())
+_NO_KEYS = pa.nulls(0, pa.binary())  # pa.array would import pandas
 
 
 class Unproved:
