@@ -1,7 +1,7 @@
 """The topic on the target with the controls of links: compacted, one partition (control_record.py has the format).
 
 Laws:
-- A writer checks whether its record counts; if not, it applies its change to the one that does (update_control).  So two
+- A writer checks whether its record counts; if not, it applies its change to the one that does (ControlWatch.update).  So two
   concurrent changes both hold.
 - The engine obeys within 2 seconds, and checks the control before it writes anything that it has just derived from the log.
 - A control that may not be read says nothing: what was read before is not true any more.  So no mirror starts or copies without it.
@@ -147,6 +147,34 @@ class ControlWatch(ControlFollower):
         """Reads the control; raises LinkPromotedError for a link that may not write any more."""
         (await self.refresh()).require_not_promoted(self.link, self.cluster)
 
+    async def update(self, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
+        """Applies a change to what the record that counts says, and returns the result; writes nothing if nothing changes.
+
+        It reads what was appended since the last read alone.  Once it returns, all in-sync replicas have the record.  Raises OptionError
+        if the topic cannot be created, its newest record is not ours, or the new one could not be read again; KafkaError.
+        """
+        await self.refresh()
+        position, newest = self.position, self.newest  # a later read, for another caller, moves them
+        current = self._said(newest)  # not `value`, which is of our life
+        wanted = change(current)
+        if wanted == current:
+            return current
+        topic = control_topic(self.cluster)
+        await topic.ensure()
+        while True:
+            knew = 0 if newest is None else newest.offset + 1
+            value = _readable(self.link, wanted, knew)
+            offset = await write_record(topic, self.link, value)
+            newest = newest_of(self.link, await topic.records(position, offset + 1), newest)
+            if newest is None or newest.value == value:
+                return wanted
+            # A record written between our read and ours counts: apply our change to that one.
+            wanted, position = change(self._said(newest)), offset + 1
+
+    def _said(self, record: Record | None) -> LinkControl:
+        """What a record of the link says; the default without one."""
+        return LinkControl() if record is None else _decoded(record.value or b"", self.link, self.cluster)
+
     async def _read(self) -> None:
         try:
             await self.follow()
@@ -160,7 +188,7 @@ class ControlWatch(ControlFollower):
     async def _take(self, topic: StateTopic, end: int) -> None:
         newest = newest_of(self.link, await topic.records(self.position, end), self.newest)
         if newest is not None and newest is not self.newest:
-            self.value = self._as_of_our_life(_decoded(newest.value or b"", self.link, self.cluster))
+            self.value = self._as_of_our_life(self._said(newest))
             self._was_written |= not self.value.is_unwritten
         self.newest = newest
 
@@ -196,28 +224,8 @@ async def read_records(cluster: Cluster) -> list[Record]:
 
 
 async def update_control(target: Cluster, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
-    """Applies a change to the control of a link and returns the result; writes nothing if nothing changes.
-
-    Once it returns, all in-sync replicas have the record.  Raises OptionError if the topic cannot be created, its newest record
-    is not ours, or the new one could not be read again; KafkaError.
-    """
-    watch = ControlWatch(target, link)
-    current = await watch.refresh()
-    wanted = change(current)
-    if wanted == current:
-        return current
-    topic = control_topic(target)
-    await topic.ensure()
-    position, newest = watch.position, watch.newest
-    while True:
-        knew = 0 if newest is None else newest.offset + 1
-        value = _readable(link, wanted, knew)
-        offset = await write_record(topic, link, value)
-        newest = newest_of(link, await topic.records(position, offset + 1), newest)
-        if newest is None or newest.value == value:
-            return wanted
-        # A record written between our read and ours counts: apply our change to that one.
-        wanted, position = change(_decoded(newest.value or b"", link, target)), offset + 1
+    """As ControlWatch.update, for who does not follow the control: it reads the whole topic."""
+    return await ControlWatch(target, link).update(change)
 
 
 class NothingWrittenError(OptionError):

@@ -26,7 +26,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
-from tolerant_client.mirror.engine.identical import begun, sync_loop
+from tolerant_client.mirror.engine.identical import sync_loop
 from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
 from tolerant_client.mirror.engine.identical.open_gaps import OpenGaps
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
@@ -518,13 +518,13 @@ def test_how_far_was_copied_is_written_under_the_claim_that_is_released_then(
     copy = placed(copier, FIRST, 300)
     copy.rested()
 
-    async def update(target: Any, link: str, change: Any) -> None:
+    async def update(change: Any) -> None:
         assert not left and flow.is_leaving(FIRST)
         if is_granted_anew:
             claims.term = lambda partition: TERM + 1
         written.append(change(LinkControl()))
 
-    monkeypatch.setattr(begun, "update_control", update)
+    monkeypatch.setattr(copier.control, "update", update)
     monkeypatch.setattr(claims, "leave", left.extend)
     assert flow.copied([FIRST], 0) == {FIRST: 300}
     asyncio.run(flow.give_back([FIRST]))
@@ -541,7 +541,7 @@ def test_a_run_that_is_over_remembers_how_far_was_copied_with_what_was_in_flight
     resting, flowing = placed(copier, FIRST, 300), placed(copier, SECOND, 300)
     header = read_header(encode_batch([Record(0, 1, None, b"x")] * 10, base_offset=300))
 
-    async def update(target: Any, link: str, change: Any) -> None:
+    async def update(change: Any) -> None:
         events.append(change(LinkControl()).copied)
 
     async def run() -> None:
@@ -558,7 +558,7 @@ def test_a_run_that_is_over_remembers_how_far_was_copied_with_what_was_in_flight
             flowing.appended(header, 0, 300, 100.0, 100.0)
         await copier.link.source.net.sleep(0.05)
 
-    monkeypatch.setattr(begun, "update_control", update)
+    monkeypatch.setattr(copier.control, "update", update)
     monkeypatch.setattr(claims, "leave", lambda partitions: events.extend(partitions))
     monkeypatch.setattr(claims, "rivals", dict)
     copier.link.source.run(run)
@@ -592,10 +592,10 @@ def test_a_copier_that_is_closed_between_two_calls_has_given_back_what_it_had(
     left: list[TopicPartition] = []
     written: list[LinkControl] = []
 
-    async def update(target: Any, link: str, change: Any) -> None:
+    async def update(change: Any) -> None:
         written.append(change(LinkControl()))
 
-    monkeypatch.setattr(begun, "update_control", update)
+    monkeypatch.setattr(copier.control, "update", update)
     monkeypatch.setattr(copier.claims, "leave", left.extend)
     placed(copier, FIRST, 300)
     placed(copier, SECOND, 5)

@@ -267,6 +267,7 @@ class ControlTopic:
         self.log: list[Record] = []
         self.before_append: list[Callable[[], Awaitable[object]]] = []
         self.is_killed, self.is_there, self.is_refused = False, True, False
+        self.read_from: list[int] = []
         self.cluster = self
         monkeypatch.setattr(control_topic, "control_topic", lambda _: self)
 
@@ -282,6 +283,7 @@ class ControlTopic:
         return len(self.log)
 
     async def records(self, start: int, end: int) -> list[Record]:
+        self.read_from += range(start, end)
         return self.log[start:end]
 
     async def ensure(self) -> None:
@@ -336,6 +338,50 @@ def test_two_writers_at_once_both_have_their_way(monkeypatch: pytest.MonkeyPatch
             await topic.change(bytes_per_s=7)
             assert await topic.read() == LinkControl(is_promotion_begun=True, bytes_per_s=7)
             await topic.change(is_promotion_begun=False, bytes_per_s=None)
+
+    asyncio.run(run())
+
+
+def test_who_follows_the_control_reads_for_a_write_what_was_appended_since_and_builds_on_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A copier writes every 30 s, for days, while it holds claims: the topic's age must not matter."""
+    topic = ControlTopic(monkeypatch)
+
+    async def run() -> None:
+        for at in range(100):
+            await topic.change(copied={P: at})
+        watch = ControlWatch(cast(Cluster, topic), "dr")
+        await watch.refresh()
+        await topic.change("other", paused=frozenset({"x"}))
+        await topic.change(is_promotion_begun=True)
+        topic.read_from.clear()
+        for at in (200, 300):
+            await watch.update(lambda now, at=at: replace(now, copied={P: at}))
+        assert topic.read_from == [100, 101, 102, 102, 103], "each record, but its own once more when it looks next"
+        assert await topic.read() == LinkControl(is_promotion_begun=True, copied={P: 300})
+
+        async def pause() -> None:
+            await topic.change(paused=frozenset({"x"}))
+            await watch.refresh()  # another task of the copier
+
+        topic.before_append.append(pause)
+        await watch.update(lambda now: replace(now, copied={P: 400}))
+        assert await topic.read() == LinkControl(paused=frozenset({"x"}), is_promotion_begun=True, copied={P: 400})
+
+    asyncio.run(run())
+
+
+def test_what_a_process_of_a_former_life_writes_says_nothing_else_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = ControlTopic(monkeypatch)
+
+    async def run() -> None:
+        watch = ControlWatch(cast(Cluster, topic), "dr")
+        await watch.refresh()
+        await topic.change(generation=1, topics=ORDERS)
+        assert (await watch.refresh()).is_promotion_begun, "for this process"
+        await watch.update(lambda now: replace(now, producer_ids=(7,)))
+        assert await topic.read() == LinkControl(generation=1, topics=ORDERS, producer_ids=(7,))
 
     asyncio.run(run())
 

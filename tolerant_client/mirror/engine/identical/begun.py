@@ -27,7 +27,7 @@ from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.engine.strategy import NO_CLAIM
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
-from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class Begun:
             return now
 
         try:
-            await update_control(self._target, self._control.link, changed)
+            await self._control.update(changed)
         except (Errors.TopicAuthorizationFailedError, Errors.ClusterAuthorizationFailedError, OptionError):
             pass
         self._unwritten = [change for change in self._unwritten if change not in changes]
@@ -140,9 +140,7 @@ class Begun:
     async def identified(self, state: AppendState) -> AppendState:
         """A state with a new producer id, which the target does not know yet and the control records.  Raises KafkaError."""
         fresh = await fresh_producer_id(self._target)
-        await update_control(
-            self._target, self._control.link, lambda now: replace(now, producer_ids=(fresh, *now.producer_ids))
-        )
+        await self._control.update(lambda now: replace(now, producer_ids=(fresh, *now.producer_ids)))
         return state._replace(producer_id=fresh)
 
 

@@ -14,7 +14,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.engine.partition_locks import PartitionLocks
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
-from tolerant_client.mirror.state.control_topic import ControlWatch, update_control
+from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
 
 _CONTROL = (TopicPartition(CONTROL_TOPIC, 0),)
@@ -62,7 +62,7 @@ class Adopted:
                 now = replace(now, starts=limited(now.starts, start))
             return now
 
-        await update_control(self._target, self._control.link, change)
+        await self._control.update(change)
         await self._control.refresh()
 
     async def _forget(self, partition: TopicPartition) -> None:
@@ -77,5 +77,5 @@ class Adopted:
                 return now  # a later generation of the link has adopted anew what is there now
             return replace(now, adopted={p: offset for p, offset in now.adopted.items() if p not in gone})
 
-        await update_control(self._target, self._control.link, change)
+        await self._control.update(change)
         await self._control.refresh()

@@ -12,7 +12,6 @@ import kafka.errors as Errors
 import pytest
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.engine.identical import begun as module
 from tolerant_client.mirror.engine.identical.begun import Begun
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 
@@ -22,14 +21,14 @@ KNOWN = LinkControl(begun={FIRST: FORMER, SECOND: FORMER}, copied={FIRST: 70, SE
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Any:
+def watch() -> Any:
     watch = SimpleNamespace(link="dr", value=KNOWN, updates=0)
 
-    async def update(_: object, link: str, change: Callable[[LinkControl], LinkControl]) -> LinkControl:
+    async def update(change: Callable[[LinkControl], LinkControl]) -> LinkControl:
         watch.value, watch.updates = change(watch.value), watch.updates + 1
         return watch.value  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(module, "update_control", update)
+    watch.update = update
     return watch
 
 
@@ -91,12 +90,12 @@ def test_a_process_of_a_former_life_begins_nothing_in_the_next(watch: Any) -> No
 
 
 def test_a_record_that_would_be_too_large_is_told_of_those_alone_that_need_one(
-    watch: Any, monkeypatch: pytest.MonkeyPatch
+    watch: Any,
 ) -> None:
     async def refuse(*_: Any) -> Any:
         raise Errors.MessageSizeTooLargeError("raise max.message.bytes")
 
-    monkeypatch.setattr(module, "update_control", refuse)
+    watch.update = refuse
     assert write(watch, {FIRST: ANEW, SECOND: FORMER}) == KNOWN
     assert watch.refused == {
         FIRST: "the control could not be written: MessageSizeTooLargeError: [Error 10] MessageSizeTooLargeError:"
@@ -111,20 +110,20 @@ def test_nothing_is_written_of_a_partition_whose_claim_is_over_and_the_others_ar
 
 
 def test_what_could_not_be_written_does_not_come_later_with_something_else(
-    watch: Any, monkeypatch: pytest.MonkeyPatch
+    watch: Any,
 ) -> None:
     nobody: Any = None
     begun = Begun(nobody, watch, lambda p: True)
-    update = module.update_control
+    update = watch.update
 
     async def fail(*_: Any) -> Any:
         raise Errors.NotEnoughReplicasError
 
     async def course() -> None:
-        monkeypatch.setattr(module, "update_control", fail)
+        watch.update = fail
         with pytest.raises(Errors.NotEnoughReplicasError):
             await begun.write({}, {FIRST: 71}, known=KNOWN)
-        monkeypatch.setattr(module, "update_control", update)
+        watch.update = update
         await begun.write({SECOND: ANEW}, known=KNOWN)
 
     asyncio.run(course())

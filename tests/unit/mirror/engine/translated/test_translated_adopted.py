@@ -61,7 +61,7 @@ class World:
         self.value = self.written
         return self.value
 
-    async def update(self, _: Any, link: str, change: Any) -> LinkControl:
+    async def update(self, change: Any) -> LinkControl:
         before = self.written
         self.writes += 1
         await self.net.sleep(0.01)  # others read meanwhile
@@ -127,7 +127,6 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     found = World()
-    monkeypatch.setattr(module, "update_control", found.update)
     monkeypatch.setattr(module, "list_led_offsets", found.led)
 
     async def cleaned(*_: Any) -> dict[TopicPartition, Any]:
