@@ -36,6 +36,9 @@ from tolerant_client.mirror.engine.witnesses import UNSEEN_S
 from tolerant_client.mirror.follow.translate import group_offsets
 from tolerant_client.mirror.life.plan_report import plan_everything
 from tolerant_client.mirror.life.takeover import take_over
+from tolerant_client.mirror.state.control_record import encode_control
+from tolerant_client.mirror.state.control_topic import control_topic, read_control
+from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch
@@ -306,6 +309,39 @@ def test_compacted_logs_keep_their_offsets(
     # Where filler has the form of transactions that were aborted, a reader of all records sees it too.
     assert without_filler(found) == rows
     assert [row[0] for row in found] == sorted({row[0] for row in found})
+
+
+@pytest.mark.parametrize("version", ["0.11.0.3", "2.8.2"])
+def test_the_control_of_links_is_compacted_after_hours(started: Callable[..., OldLogs], version: str) -> None:
+    """Else a start would read all that copiers have written in a week; on new brokers the settings are the same."""
+    broker = started(version, **{"log.cleaner.backoff.ms": "100"}).broker
+
+    def value(rate: int, knew: int) -> bytes:
+        return encode_control(LinkControl(bytes_per_s=rate), 1, knew)
+
+    with Cluster({"bootstrap_servers": broker.bootstrap_servers}, name="target") as target:
+        topic = control_topic(target)
+
+        async def left() -> list[int]:
+            return [record.offset for record in await topic.read_all()]
+
+        async def write(hours_ago: float) -> None:
+            at = await topic.end()
+            time_ms = int((time.time() - 3600 * hours_ago) * 1000)
+            await topic.append([Record(0, time_ms, b"dr", value(at, at))])
+
+        async def run() -> None:
+            await topic.ensure()
+            for hours_ago in (9, 8.9, 8.8, 4.5, 3.9, 0):  # the fourth and the last begin a segment
+                await write(hours_ago)
+            for _ in range(200):
+                if len(await left()) < 6:
+                    break
+                await target.net.sleep(0.1)
+            assert await left() == [2, 3, 4, 5], "the second segment has a record that is too young"
+            assert (await read_control(target, "dr")).bytes_per_s == 5
+
+        target.run(run)
 
 
 # -- a topic that is created again: these brokers are asked for it by its name ----

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Final
 
 import kafka.errors as Errors
 
@@ -39,6 +40,15 @@ _HIDDEN = f"we may not read topic {CONTROL_TOPIC} of the target, where operators
 _READABLE = "grant us Describe and Read on it"
 HIDDEN = f"{_HIDDEN}; {_READABLE}"
 UNKNOWN_ORDERS = "whether an operator has paused, limited or promoted the link is unknown"
+_KEPT_MS: Final = "14400000"  # 4 hours
+# Who starts reads from the first record on, and a copier writes one every 30 s: the cleaner comes every few hours, not after log.roll.ms, a
+# week.  Until then the former records are there for repair, and for a writer whose record does not count.
+_CONFIG: Final = {
+    **COMPACTED,
+    "segment.ms": _KEPT_MS,
+    "min.compaction.lag.ms": _KEPT_MS,
+    "min.cleanable.dirty.ratio": "0.01",
+}
 FORGOTTEN = (
     f"{CONTROL_TOPIC} of the target says nothing of the link (any more): the topic was deleted since its mirror started, or that"
     " may not write there. So what it copies and what was ordered is unknown, and it gets no orders. Stop that mirror and start it"
@@ -52,7 +62,7 @@ def control_topic(cluster: Cluster) -> StateTopic:
     One in-sync replica of two is enough, since a failover must not wait for the second of two brokers.
     """
     name = cluster.topic_of(CONTROL_TOPIC)
-    return StateTopic(cluster, name, COMPACTED, "the controls of links", insync_of_two=1, codec=codecs.GZIP)
+    return StateTopic(cluster, name, _CONFIG, "the controls of links", insync_of_two=1, codec=codecs.GZIP)
 
 
 def orders_hidden() -> OrdersHiddenError:
