@@ -16,7 +16,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetDivergedError
 from tolerant_client.mirror.engine.preflight import MAY_NOT, how_to_forget, look_for_others
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
-from tolerant_client.mirror.state.control_topic import read_control, read_controls
+from tolerant_client.mirror.state.control_topic import ControlsWatch, read_control, read_controls
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, listed, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import hindrance, is_heartbeats
 from tolerant_client.mirror.state.map_topic import was_never_started
@@ -32,10 +32,15 @@ async def refuse_one_cluster(source: Cluster, target: Cluster) -> None:
         )
 
 
-async def links_into(source: Cluster, begun_of: Collection[str] | None = ()) -> Controls | None:
-    """The controls of the links that copy to our source, or have done so, as read_controls; None if we may not read them."""
+async def links_into(
+    source: Cluster, begun_of: Collection[str] | None = (), watch: ControlsWatch | None = None
+) -> Controls | None:
+    """The controls of the links that copy to our source, or have done so, as read_controls; None if we may not read them.
+
+    `watch`, of the source by its own names, spares who asks again what it has read.
+    """
     try:
-        return await read_controls(source.by_own_names(), begun_of)
+        return await (read_controls(source.by_own_names(), begun_of) if watch is None else watch.read(begun_of))
     except MAY_NOT:
         return None
 

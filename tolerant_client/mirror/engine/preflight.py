@@ -26,6 +26,7 @@ from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import (
     HIDDEN,
+    ControlsWatch,
     orders_hidden,
     read_controls,
     update_control,
@@ -317,7 +318,7 @@ def promoted_text(topic: str, link: str, remedy: str) -> str:
 
 
 async def copied_by_others(
-    target: Cluster, link: str, partitions: Collection[TopicPartition], known: KnownMaps
+    target: Cluster, link: str, partitions: Collection[TopicPartition], known: KnownMaps, controls: ControlsWatch
 ) -> dict[TopicPartition, Errors.KafkaError]:
     """Which of these target logs our link with translated offsets may not write, since another one has begun them with identical
     offsets or was promoted with them: TargetClaimedError, or a retriable error where that is unknown now.
@@ -326,17 +327,17 @@ async def copied_by_others(
     """
     names = {p.topic for p in partitions}
     try:
-        controls = await read_controls(target, names)
+        found = await controls.read(names)
     except Errors.TopicAuthorizationFailedError as error:
         raise orders_hidden() from error
-    own = controls.links.get(link, LinkControl())
-    promoted, unknown = await _why_promoted(target, link, controls, own, names, is_identical=False, known=known)
+    own = found.links.get(link, LinkControl())
+    promoted, unknown = await _why_promoted(target, link, found, own, names, is_identical=False, known=known)
     live = {
         p: TargetClaimedError(
             f"{p.topic}-{p.partition} of the target was copied by link {other} with identical offsets, and only that link may"
             " write it: leave the topic out of one of the two links"
         )
-        for other, control in _others_that_live(controls, link)
+        for other, control in _others_that_live(found, link)
         for p in control.begun.keys() & set(partitions)
     }
     waiting = {p: Errors.OffsetNotAvailableError(unknown[p.topic]) for p in partitions if p.topic in unknown}

@@ -263,6 +263,15 @@ def by_link(records: Iterable[Record]) -> dict[str, list[Record]]:
     return found
 
 
+def telling(records: Iterable[Record]) -> list[Record]:
+    """Of the records of a control topic, those that controls_of needs, also once others follow: two of a link.  Pure."""
+    found: list[Record] = []
+    for of_link in by_link(records).values():
+        counting = counting_of(of_link)
+        found += [record for record in of_link if record is counting or record is of_link[-1]]
+    return found
+
+
 def controls_of(records: Iterable[Record], begun_of: Collection[str] | None = ()) -> Controls:
     """The controls in the records of a control topic, in the order of the log.  Pure."""
     links: dict[str, LinkControl] = {}

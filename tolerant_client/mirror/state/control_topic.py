@@ -29,6 +29,7 @@ from tolerant_client.mirror.state.control_record import (
     encode_control,
     is_newer,
     newest_of,
+    telling,
     why_unreadable,
 )
 from tolerant_client.mirror.state.link_control import LinkControl, link_options
@@ -78,6 +79,31 @@ class ControlFollower(ABC):
         self.position = 0
         self._is_there = False
         self._topic_id = ""
+        self._reading: Future | None = None
+        self._waiting: Future | None = None  # for a read that has not begun yet
+
+    async def catch_up(self) -> None:
+        """As `follow`, for calls at the same time: they share a read, which begins after each of them."""
+        if self._waiting is not None:
+            await self._waiting
+            return
+        waiting = self._waiting = Future()
+        while self._reading is not None:
+            await self._reading  # it began before we were called
+        self._waiting = None
+        reading = self._reading = Future()
+        try:
+            await self._read()
+        except BaseException as error:
+            waiting.failure(error)
+            raise
+        finally:
+            self._reading = None
+            reading.success(None)
+        waiting.success(None)
+
+    async def _read(self) -> None:
+        await self.follow()
 
     async def follow(self) -> None:
         """Reads what is new; two small requests if nothing is.  Raises KafkaError."""
@@ -121,31 +147,13 @@ class ControlWatch(ControlFollower):
         self.link = link
         self.newest: Record | None = None  # the record that counts
         self._was_written = False
-        self._reading: Future | None = None
-        self._waiting: Future | None = None  # for a read that has not begun yet
 
     async def refresh(self) -> LinkControl:
         """The present control, read after this call began; concurrent calls share one read.
 
         Raises OrdersHiddenError if we may not read it, OptionError for a record that is not ours, and KafkaError.
         """
-        if self._waiting is not None:
-            await self._waiting
-            return self.value
-        waiting = self._waiting = Future()
-        while self._reading is not None:
-            await self._reading  # it began before we were called
-        self._waiting = None
-        reading = self._reading = Future()
-        try:
-            await self._read()
-        except BaseException as error:
-            waiting.failure(error)
-            raise
-        finally:
-            self._reading = None
-            reading.success(None)
-        waiting.success(None)
+        await self.catch_up()
         return self.value
 
     @property
@@ -210,6 +218,28 @@ class ControlWatch(ControlFollower):
             if is_later
             else control
         )
+
+
+class ControlsWatch(ControlFollower):
+    """The controls of all links into a cluster, for who asks for them again: then it reads what was appended since.
+
+    On the event loop of the cluster.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self._records: list[Record] = []
+
+    async def read(self, begun_of: Collection[str] | None = ()) -> Controls:
+        """As read_controls, read after this call began."""
+        await self.catch_up()
+        return controls_of(self._records, begun_of)
+
+    def _forget(self) -> None:
+        self._records = []
+
+    async def _take(self, topic: StateTopic, end: int) -> None:
+        self._records = telling([*self._records, *await topic.records(self.position, end)])
 
 
 async def read_control(target: Cluster, link: str) -> LinkControl:

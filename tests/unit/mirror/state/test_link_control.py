@@ -34,7 +34,7 @@ from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.life.status_reasons import still
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import controls_of, decode_control, encode_control, newest_of, rank
-from tolerant_client.mirror.state.control_topic import ControlWatch, read_control, update_control
+from tolerant_client.mirror.state.control_topic import ControlsWatch, ControlWatch, read_control, update_control
 from tolerant_client.mirror.state.link_control import (
     NO_LIMIT,
     WHOLE_LINK,
@@ -368,6 +368,41 @@ def test_who_follows_the_control_reads_for_a_write_what_was_appended_since_and_b
         topic.before_append.append(pause)
         await watch.update(lambda now: replace(now, copied={P: 400}))
         assert await topic.read() == LinkControl(paused=frozenset({"x"}), is_promotion_begun=True, copied={P: 400})
+
+    asyncio.run(run())
+
+
+def test_who_asks_again_for_the_controls_of_all_links_reads_what_was_appended_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = ControlTopic(monkeypatch)
+    watch = ControlsWatch(cast(Cluster, topic))
+    begun = {P: TopicIds("s", "t")}
+
+    async def look() -> list[int]:
+        """The offsets that it reads now; what it says then is what the whole log says."""
+        topic.read_from.clear()
+        for names in (None, (), [P.topic]):
+            assert await watch.read(names) == controls_of(topic.log, names)
+        return list(topic.read_from)
+
+    async def run() -> None:
+        for at in range(50):
+            await topic.change(copied={P: at}, begun=begun)
+            await topic.change("other", copied={P: at})
+        assert await look() == list(range(100)) and await look() == []
+        for said in (
+            (b"dr", b"rubbish"),
+            (b"dr", encode_control(LinkControl(bytes_per_s=7), 5, 3)),  # of who did not know what was written since
+            (b"other", None),
+            (b"no link's name?", b"rubbish"),
+            (b"new", encode_control(LinkControl(bytes_per_s=7), 5)),
+        ):
+            topic.log.append(Record(len(topic.log), 0, *said))
+            assert await look() == [len(topic.log) - 1]
+        assert set(controls_of(topic.log).links) == {"dr", "new"}
+        topic.log, topic.id = topic.log[:2], "anew"
+        assert await look() == [0, 1]
 
     asyncio.run(run())
 

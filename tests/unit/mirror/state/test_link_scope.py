@@ -420,6 +420,10 @@ class Keeper:
     async def cluster_id(self) -> str:
         return "B-id"
 
+    async def read(self, begun_of: Collection[str]) -> Controls:
+        """As a ControlsWatch."""
+        return controls_of(self.records, begun_of)
+
     async def partitions(self, topics: Collection[str] | None = None) -> dict[str, list[int]]:
         assert self.is_by_own_names, "the names of our target are no names of our source"
         there = {**self.topics, **self.maps}
@@ -756,13 +760,18 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
 
     def told() -> tuple[dict[str, str], dict[TopicPartition, Exception]]:
         at_start = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=False)).refused
-        return at_start, outcome(copied_by_others(cast(Cluster, keeper), "dr", wanted, KnownMaps(time.monotonic)))
+        return at_start, outcome(
+            copied_by_others(cast(Cluster, keeper), "dr", wanted, KnownMaps(time.monotonic), cast(Any, keeper))
+        )
 
     at_start, running = told()
     assert at_start.keys() == ({"orders"} if refused else set())
     assert bool(running) == bool(refused) and all(refused in str(why) for why in running.values())
     assert set(wanted[:2]) <= running.keys() <= set(wanted) if refused else not running
-    assert outcome(copied_by_others(cast(Cluster, keeper), "eu", wanted, KnownMaps(time.monotonic))) == {}
+    assert (
+        outcome(copied_by_others(cast(Cluster, keeper), "eu", wanted, KnownMaps(time.monotonic), cast(Any, keeper)))
+        == {}
+    )
     if eu.is_promotion_begun:
         mapped.append(MappedTopics(frozenset(wanted[:1])))
         assert told() == ({}, {}), "it had begun the topic before"
@@ -826,7 +835,13 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
         assert told(other, own) == preflight.Others(), "it is live, or of another source"
     keeper = Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(dr, 1)))
     running = outcome(
-        copied_by_others(cast(Cluster, keeper), "dr", [*ORDERS, TopicPartition("clicks", 0)], KnownMaps(time.monotonic))
+        copied_by_others(
+            cast(Cluster, keeper),
+            "dr",
+            [*ORDERS, TopicPartition("clicks", 0)],
+            KnownMaps(time.monotonic),
+            cast(Any, keeper),
+        )
     )
     assert running.keys() == (ORDERS if refused else set())
     for error in running.values():

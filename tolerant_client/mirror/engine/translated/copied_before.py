@@ -50,7 +50,7 @@ from tolerant_client.mirror.engine.copied_by_mm2 import (
 from tolerant_client.mirror.engine.translated.foresight import Foreseen
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.carriers import find_written
-from tolerant_client.mirror.state.control_topic import read_controls
+from tolerant_client.mirror.state.control_topic import ControlsWatch, read_controls
 from tolerant_client.mirror.state.health import names
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -92,10 +92,11 @@ async def origins(
     partitions: Collection[TopicPartition],
     known: KnownMaps,
     within_s: float | None,
+    into_source: ControlsWatch | None = None,
 ) -> dict[TopicPartition, tuple[Origin, ...]]:
     """The links that have copied these partitions from our target to our source, as far as is known.  Raises KafkaError."""
     found: dict[TopicPartition, tuple[Origin, ...]] = {}
-    for link, control in links_back(await links_into(source), await target.cluster_id()):
+    for link, control in links_back(await links_into(source, watch=into_source), await target.cluster_id()):
         theirs = [p for p in partitions if control.writes(source.wire_topic(p.topic))]
         mapped = NO_MAP
         if theirs and source.names is None:  # of renamed topics the map back would be of other ones
@@ -112,12 +113,14 @@ async def other_copies(
     partitions: Collection[TopicPartition],
     known: KnownMaps | None,
     within_s: float | None,
+    controls: ControlsWatch | None = None,
 ) -> dict[TopicPartition, tuple[OtherCopy, ...]]:
     """What the maps of other links that may have the same source say of these partitions.  Raises KafkaError.
 
     Without `known` maps, less is read, and transactions that are not over are left out.
     """
-    links = (await read_controls(target, {p.topic for p in partitions})).links
+    topics = {p.topic for p in partitions}
+    links = (await (read_controls(target, topics) if controls is None else controls.read(topics))).links
     ours = links.get(link, LinkControl()).source_cluster_id
     theirs = {name: links[name].source_cluster_id if name in links else None for name in await mapped_links(target)}
     names = [name for name, source in theirs.items() if name != link and (None in (source, ours) or source == ours)]

@@ -26,7 +26,7 @@ from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import Origin, origins, other_copies
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
-from tolerant_client.mirror.state.control_topic import ControlWatch
+from tolerant_client.mirror.state.control_topic import ControlsWatch, ControlWatch
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.map_rows import read_last_rows
 from tolerant_client.mirror.state.map_topic import map_partition
@@ -99,13 +99,14 @@ class SharedReads:
         async def copied_back(
             source: Cluster, _: str, partitions: Collection[TopicPartition]
         ) -> dict[TopicPartition, tuple[Origin, ...]]:
-            return await origins(source, target, partitions, self.maps, _MAP_S)
+            return await origins(source, target, partitions, self.maps, _MAP_S, into_source)
 
         async def of_mm2(
             _: Cluster, __: str, partitions: Collection[TopicPartition]
         ) -> dict[TopicPartition, tuple[Mm2Copy, ...]]:
             return await copies_of_mm2(source, positions, partitions)
 
+        into_source, into_target = ControlsWatch(source.by_own_names()), ControlsWatch(target)
         positions = KnownPositions(target)
         self.maps = KnownMaps(clock)
         self._source = source
@@ -115,8 +116,10 @@ class SharedReads:
         # By partition of the map: a leader that does not respond delays no rows of the others.
         self._last_rows = defaultdict[TopicPartition, _Asked[MapRow]](lambda: _Asked(target, link, last_rows))
         self._link = link
-        self.copied_by_others = _Asked(target, link, partial(copied_by_others, known=self.maps))
-        self.other_copies = _Asked(target, link, partial(other_copies, known=self.maps, within_s=_MAP_S))
+        self.copied_by_others = _Asked(target, link, partial(copied_by_others, known=self.maps, controls=into_target))
+        self.other_copies = _Asked(
+            target, link, partial(other_copies, known=self.maps, within_s=_MAP_S, controls=into_target)
+        )
         self.origins = _Asked(source, link, copied_back)
         self.copies_of_mm2 = _Asked(target, link, of_mm2)
 
