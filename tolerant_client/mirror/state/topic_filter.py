@@ -39,6 +39,7 @@ _COMMA = re.compile(r"\s*,\s*")
 _COMMA_BETWEEN = re.compile(r"\s*,\s*(?![^{\[]*[}\]])")  # not within brackets
 # Syntax that java.util.regex reads differently from re, or that re does not know.
 _JAVA_ONLY = re.compile(r"\\[pPRhHvVXGzkN]|(?<!\\)\[(?:[^\]\[\\]|\\.)*?(?:&&|\[)|(?<!^)\(\?[a-zA-Z]*(?:-[a-zA-Z]+)?\)")
+_FLAGS = re.compile(r"\(\?[a-zA-Z]+\)")  # which hold for the whole filter, and are allowed at its start alone
 _QUOTED = re.compile(r"\\Q(.*?)(?:\\E|$)", re.DOTALL)
 
 
@@ -215,7 +216,8 @@ class LinkTopics(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def option(self) -> str | None:
         """The regular expressions of an option --topics that takes the same; None if no option says it."""
         filters = (self.filter, *self.also)
-        if self.names is not None or any(f.exclude for f in filters):
+        has_flags = any(_FLAGS.match(expression) for f in filters for expression in f.include)
+        if self.names is not None or any(f.exclude for f in filters) or has_flags and len(filters) > 1:
             return None
         return ",".join(dict.fromkeys(expression for f in filters for expression in f.include))
 

@@ -164,6 +164,15 @@ def test_link_topics_survive_json_and_pickle(link: LinkTopics) -> None:
     assert pickle.loads(pickle.dumps(link)) == link
 
 
+def test_the_option_of_a_link_that_had_other_topics_before_is_one_that_a_start_takes() -> None:
+    flagged, plain = TopicFilter(("(?i)up", "down")), TopicFilter(("low", "(?:a|b)"))
+    for filters, option in (((flagged,), "(?i)up,down"), ((plain, TopicFilter(("x",))), "low,(?:a|b),x")):
+        topics = LinkTopics(filters[0], also=filters[1:])
+        assert topics.option == option and LinkTopics.of(option).filter.include == tuple(option.split(","))
+    for filters in ((plain, flagged), (flagged, plain)):
+        assert LinkTopics(filters[0], also=filters[1:]).option is None, "the flags would be misplaced, or hold for all"
+
+
 def test_json_of_something_else_is_refused() -> None:
     with pytest.raises(OptionError, match="Not the topics of a link"):
         LinkTopics.from_json("{}")
