@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
 from spark_integration.cli.app import app
@@ -25,8 +26,10 @@ from support.mirror_link import (
     promoted,
     topics_of,
 )
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.engine.prepare import prepare_link
+from tolerant_client.mirror.life import failover as failover_module
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.repair import repair
 from tolerant_client.mirror.life.takeover import take_over
@@ -138,6 +141,37 @@ def test_what_a_link_back_that_never_ran_was_failed_over_with_is_home(source: st
     at_home = ends(source, topic)
     found = failed_back(target, source, f"{back}-2", topics=topic, discards=True)
     assert not found.is_done and not found.deleted_topics and ends(source, topic) == at_home
+
+
+def test_what_came_home_while_the_failover_of_the_rest_had_to_wait_stays_home(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = link = "topics-half"
+    first, second, back = f"{name}-a", f"{name}-b", f"{name}-back"
+    for topic in (first, second):
+        create_topic(source, topic)
+        append_records(source, topic, 5)
+    mirror(source, target, f"{name}-(a|b)", link)
+
+    async def away(_: Any, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
+        return {p: "it has no leader" for p in partitions if p.topic == second}
+
+    with monkeypatch.context() as patched, Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        patched.setattr(failover_module, "without_leader", away)
+        report = cluster.run(failover_module.failover, cluster, link)
+        assert report.is_begun and not report.is_done
+    append_records(target, first, 3, first=100)
+    assert failed_back(target, source, back, topics=first).is_done
+    mirror(target, source, first, back)
+    promoted(target, source, back)
+    append_records(source, first, 4, first=500)
+    at_home = ends(source, first)
+    failed_over(target, link)  # of what is left of it
+    append_records(target, second, 3, first=100)
+    found = failed_back(target, source, f"{back}-2", discards=True)
+    assert found.is_done and found.topics == second and {p.topic for p in found.partitions} == {second}
+    assert not failed_back(target, source, f"{back}-3", topics=first, discards=True).is_done
+    assert ends(source, first) == at_home
 
 
 def test_what_was_deleted_where_it_was_home_is_copied_back_once_more(source: str, target: str) -> None:

@@ -67,8 +67,7 @@ async def refuse_circle(
         why = hindrance(may_copy[0], min(topics), source)
         raise OptionError(f"Nothing tells whether link {link} runs in a circle: {why}")
     for other, control in links_back(controls, there):
-        late = {p.topic for p in control.unfenced}
-        both = _in_both(control, [name for name in topics if name in late or not late])
+        both = _in_both(control, [name for name in topics if not control.has_moved(name)])
         is_unknown = control.is_of_unknown_source
         # What copies already began while nothing copied the other way.
         if both and control.is_half_promoted and not (is_unknown and await _copies_already(target, link)):
@@ -102,9 +101,7 @@ def undone_by(controls: Controls, topics: Collection[str]) -> list[str]:
     Their clients are there, and come to our target once it is the primary.  `controls` are links_into the source.  Pure.
     """
     return [
-        control.promotion_id(link)
-        for link, control in controls.links.items()
-        if control.is_promoted and any(map(control.writes, topics))
+        control.promotion_id(link) for link, control in controls.links.items() if any(map(control.has_moved, topics))
     ]
 
 

@@ -11,10 +11,12 @@ from collections import deque
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER, Backoff
 from tolerant_client.cluster.producer.partition import is_too_large
 from tolerant_client.errors import PartitionRefusedError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.state.link_control import link_options
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS
 
 # What deleting a target topic takes.
@@ -183,3 +185,23 @@ def fill_remedy(error: Errors.KafkaError, right: str) -> str:
             " raise message.timestamp.after.max.ms (clock ahead) or message.timestamp.before.max.ms of the target's topic"
         )
     return remedy(error_code(error), right, f"check the mirror's ACLs, or set {GapFill.RECORDS.option}")
+
+
+def others_remedy(topic: str, link: str, target: Cluster, *, is_begun: bool) -> str:
+    """What an operator does about records of others in a topic that the link has on its target.
+
+    Where the control does not say that the link `is_begun` there, it may have been promoted, and the control deleted: then the topic
+    is its applications'.
+    """
+    which = link_options(link, target)
+    others = (
+        "Stop that producer. If nobody needs what others wrote there, delete the target topic: the next start fills it again"
+        if is_begun
+        else "Nothing on the target says that the link has begun this log. If it was promoted before, and the control was deleted since, the"
+        f" topic is its applications': run tolerant-kafka failover {which}{'' if target.file_options else ' --topics REGEX'}, which writes"
+        " that down again. If not, leave the topic out"
+    )
+    return (
+        f"{others}; to copy after what others wrote, if nothing was copied there yet: a link of its own with --offsets translated and"
+        f" another --link; to have the other topics copied until then: tolerant-kafka pause {which} --topic {topic}"
+    )

@@ -263,9 +263,9 @@ async def fence_own(
         ids = now.producer_ids
         ids = (*ids, producer_id) if ids and producer_id not in ids else ids
         topics = of.topics.to_json() if now.topics is None or now.tells_no_start else now.topics
-        return replace(now, is_promotion_begun=True, topics=topics, producer_ids=ids, promotion=promotion)
+        return replace(now.promoted_by(run), topics=topics, producer_ids=ids)
 
-    promotion = uuid.uuid4().hex
+    run = uuid.uuid4().hex
     try:
         control = await update_control(of.target, of.name, change)
     except Errors.TopicAuthorizationFailedError as error:

@@ -21,9 +21,10 @@ from tolerant_client.state_json import Whole
 
 WHOLE_LINK = ""
 NO_LIMIT = 0
-MOST_UNDONE = 64  # promotions that a control names: who slept through more of them is not led home
+MOST_UNDONE = 64  # promotions that a control names, or all of its start: who slept through more of them is not led home
 
 Positions = Mapping[TopicPartition, int]
+_RUN = "."  # in `promotion` before a later run: the names of runs are without
 _T = TypeVar("_T")
 
 
@@ -66,7 +67,7 @@ class LinkControl:
     fence and of whoever writes there now; version 0.1 did not write it.  `empty_until` has the offsets before which the source had
     no committed record after these ends, as a promotion found that was run again.  `map_id` is the topic id of the offset map of a link with
     translated offsets ("" from brokers without ids), None before it has one.  `promotion` is the run of promote or failover that
-    fences the link, or fenced it last.  `maybe_begun` are partitions that the target alone had when a start found no control, though the
+    fences the link, or fenced it last, after the run that began it, if that was another (promotion_id).  `maybe_begun` are partitions that the target alone had when a start found no control, though the
     link had run before: whether they are its copies is unknown (former_copies.py).  `mapped` has the topics that a promoted link with
     translated offsets had copied, as its map said when it was fenced; GONE are those that neither cluster had then.  `undoes` has the
     promotions (promotion_id) of links that had copied its topics to its source before it was started there.
@@ -124,6 +125,15 @@ class LinkControl:
     def is_half_promoted(self) -> bool:
         """Whether a promotion has begun and is not finished: a process of the link may still write to its target."""
         return self.is_promotion_begun and not self.is_fenced
+
+    def has_moved(self, name: str) -> bool:
+        """Whether a promotion has moved this topic to its target (its name there): no process of the link writes to it any more.
+
+        A failover that left partitions for later has moved the topics of the others.
+        """
+        late = {p.topic for p in self.unfenced}
+        is_fenced = self.is_fenced or bool(late) and name not in late
+        return self.is_promotion_begun and is_fenced and self.writes(name)
 
     @property
     def is_prepared(self) -> bool:
@@ -303,13 +313,23 @@ class LinkControl:
         return f"{link}~{self.generation}" if self.generation else link
 
     def promotion_id(self, link: str) -> str:
-        """What tells the promotion of the link from every other one, also if its control was lost since and begins anew."""
-        return self.promotion or self.producer_name(link)  # version 0.1 did not write it
+        """What tells the promotion of the link from every other one, also if its control was lost since and begins anew.
+
+        A run that finishes it, after some of its topics may have come home, does not change it.
+        """
+        # Version 0.1 did not write it.
+        return self.promotion.partition(_RUN)[0] if self.promotion else self.producer_name(link)
+
+    def promoted_by(self, run: str) -> LinkControl:
+        """Of a link whose promotion this run begins, or continues."""
+        begun = self.promotion if self.is_half_promoted else None
+        promotion = run if begun is None else f"{begun.partition(_RUN)[0]}{_RUN}{run}"
+        return replace(self, is_promotion_begun=True, promotion=promotion)
 
     def undoing(self, promotions: Collection[str]) -> LinkControl:
         """Of a link that starts on a source to which these promotions have led."""
         former = [promotion for promotion in self.undoes if promotion not in promotions]
-        return replace(self, undoes=(*former, *promotions)[-MOST_UNDONE:])
+        return replace(self, undoes=(*former, *promotions)[-max(MOST_UNDONE, len(promotions)) :])
 
     def require_kind(self, link: str, *, is_translated: bool) -> None:
         """Raises LinkKindError if the link has begun with offsets of the other kind, and is not over: then it may begin again."""
@@ -380,26 +400,6 @@ def plain_options(link: str, target: Cluster, source: Cluster | None = None) -> 
 def listed(servers: str | Sequence[str]) -> str:
     """Bootstrap servers as an option has them: "b:9092,c:9092"."""
     return servers if isinstance(servers, str) else ",".join(servers)
-
-
-def others_remedy(topic: str, link: str, target: Cluster, *, is_begun: bool) -> str:
-    """What an operator does about records of others in a topic that the link has on its target.
-
-    Where the control does not say that the link `is_begun` there, it may have been promoted, and the control deleted: then the topic
-    is its applications'.
-    """
-    which = link_options(link, target)
-    others = (
-        "Stop that producer. If nobody needs what others wrote there, delete the target topic: the next start fills it again"
-        if is_begun
-        else "Nothing on the target says that the link has begun this log. If it was promoted before, and the control was deleted since, the"
-        f" topic is its applications': run tolerant-kafka failover {which}{'' if target.file_options else ' --topics REGEX'}, which writes"
-        " that down again. If not, leave the topic out"
-    )
-    return (
-        f"{others}; to copy after what others wrote, if nothing was copied there yet: a link of its own with --offsets translated and"
-        f" another --link; to have the other topics copied until then: tolerant-kafka pause {which} --topic {topic}"
-    )
 
 
 def unfinished(control: LinkControl, of_target: str, of_both: str) -> list[str]:

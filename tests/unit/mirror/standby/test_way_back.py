@@ -148,6 +148,8 @@ def test_a_link_names_the_promotions_that_it_undoes_once_and_the_newest_ones() -
     for number in range(2 * MOST_UNDONE):
         control = control.undoing([str(number)])
     assert len(control.undoes) == MOST_UNDONE and control.undoes[-1] == str(2 * MOST_UNDONE - 1)
+    many = [f"of-link-{number}" for number in range(2 * MOST_UNDONE)]
+    assert control.undoing(many).undoes == tuple(many), "all that it undoes now, or some of it were not at home"
 
 
 def test_what_was_read_is_neither_read_nor_decoded_again(

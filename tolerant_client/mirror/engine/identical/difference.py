@@ -38,10 +38,9 @@ from tolerant_client.mirror.engine.identical.given_times import times_rewritten
 from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.open_gaps import ended_gap
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, read_places, step_back
-from tolerant_client.mirror.engine.troubles import fill_again
+from tolerant_client.mirror.engine.troubles import fill_again, others_remedy
 from tolerant_client.mirror.logs.bisection import agreement_start, first_difference_of_logs
 from tolerant_client.mirror.logs.reading import read_headers, read_slices, source_truncations
-from tolerant_client.mirror.state.link_control import others_remedy
 from tolerant_client.records.record_batch import BatchHeader, Record
 
 _BATCHES_OF_A_DIFFERENCE = 50  # that are searched for records of the link
