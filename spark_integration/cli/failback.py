@@ -37,9 +37,9 @@ def failback(
     and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link copied from there.
     The link's own former copy of heartbeats is always created anew.
     Without --topics it prepares those of the promoted link that it undoes, as far as they are not home yet: of several links,
-    of the one with its name or topics.
+    of the one with the topics that it had last, or with its name.
     Afterwards start the mirror of the link back like any other.
-    Exit codes: 0 ready, 3 something is in the way, nothing was written.
+    Exit codes: 0 ready, 3 something is in the way, or all is home already; nothing was written.
     """
     given = given_link(which, needs_source=True)
     if discard_diverged:
@@ -56,10 +56,10 @@ def failback(
         if given.flow is None
         else f"Start the service with {which.config}; this is its flow {given.flow}"
     )
-    end_with(report, as_json, partial(_show, start=start))
+    end_with(report, as_json, partial(_show, start=start, has_file=given.flow is not None))
 
 
-def _show(report: FailbackReport, start: str) -> None:
+def _show(report: FailbackReport, start: str, *, has_file: bool) -> None:
     table = Table(
         "topic", "partition", "same until", "to copy", "only on the target", title=f"link {report.link}: failback"
     )
@@ -75,6 +75,10 @@ def _show(report: FailbackReport, start: str) -> None:
         echo(f"tolerant-kafka: topic {name} {what} deleted on the target, and is copied anew", err=True)
     if report.is_done:
         echo(f"Link {report.link} is ready. {start}")
+        if report.is_of_file and not has_file:
+            echo(
+                "Or start it with a file: its flow B->A is link B-A. What a file has started is not started with options any more"
+            )
     else:
         echo(
             f"Nothing was written{'' if report.blockers else '; link ' + report.link + ' could be prepared like this'}"

@@ -105,6 +105,7 @@ def test_of_a_way_home_in_parts_only_the_rest_is_brought_back_and_what_is_home_i
     told = (
         f"Topic {first} of this target is the copy of link {back}, which was promoted: .* is its primary, .* exchanged"
     )
+    told_of = told.replace(first, f"{name}-[ab]").replace(back, rf"{back}\S*")
     for again in (back, f"{back}-2"):
         found = failed_back(target, source, again, topics=first, discards=True)
         assert not found.is_done and not found.deleted_topics and not found.partitions
@@ -120,8 +121,8 @@ def test_of_a_way_home_in_parts_only_the_rest_is_brought_back_and_what_is_home_i
     assert compare(target, source, second).identical
     promoted(target, source, f"{back}-2")
     for again in (back, f"{back}-2", f"{back}-3", link):
-        with pytest.raises(OptionError, match=told):
-            failed_back(target, source, again)
+        found = failed_back(target, source, again, discards=True)
+        assert found.exit_code == 3 and not found.deleted_topics and all(re.match(told_of, b) for b in found.blockers)
     assert ends(source, first) == at_home
     for topics in (first, f"{name}-.*"):  # the next time, whose link has nothing to remember: its promotion was undone
         found = failed_back(source, target, link, topics=topics)
@@ -174,6 +175,39 @@ def test_what_came_home_while_the_failover_of_the_rest_had_to_wait_stays_home(
     assert ends(source, first) == at_home
 
 
+def test_a_topic_that_was_left_out_of_a_later_move_stays_left_out(source: str, target: str) -> None:
+    """Its links have one name there and back, as long as they can."""
+    name = link = "topics-fewer"
+    first, second = f"{name}-a", f"{name}-b"
+    for topic in (first, second):
+        create_topic(source, topic)
+        append_records(source, topic, 5)
+    mirror(source, target, f"{name}-(a|b)", link)
+    promoted(source, target, link)
+    assert failed_back(target, source, link).is_done
+    mirror(target, source, f"{name}-(a|b)", link)
+    promoted(target, source, link)
+    assert failed_back(source, target, link, topics=first).is_done
+    mirror(source, target, first, link)
+    promoted(source, target, link)
+    append_records(target, first, 3, first=100)
+    with pytest.raises(OptionError) as refused:
+        failed_back(target, source, link)
+    delete_topic(target, second)
+    with pytest.raises(OptionError, match="promoted with topics-fewer-b on this target"):
+        failed_back(target, source, link, topics=f"{name}-.*")  # which takes that name, and brings nothing of it
+    (command,) = re.findall(r"tolerant-kafka (failback .*)$", text_of(refused.value))
+    told = CliRunner().invoke(app, shlex.split(command), env={"COLUMNS": "500"})
+    assert told.exit_code == 0 and f"Link {link}-2 is ready" in told.output
+    mirror(target, source, first, f"{link}-2")
+    promoted(target, source, f"{link}-2")
+    append_records(source, first, 2, first=200)
+    found = failed_back(source, target, link)
+    assert found.is_done and found.topics == first
+    mirror(source, target, first, link)
+    assert compare(source, target, first).identical
+
+
 def test_what_was_deleted_where_it_was_home_is_copied_back_once_more(source: str, target: str) -> None:
     topic = link = "topics-given-up"
     create_topic(source, topic)
@@ -211,7 +245,9 @@ def test_after_a_flow_of_a_file_the_way_back_starts_with_a_file_and_without_one(
     for link in ("topics-by-hand", "Q-P"):
         clusters = ["--source", target, "--target", source, "--link", link]
         told = CliRunner().invoke(app, ["failback", *clusters], env={"COLUMNS": "500"})
-        options = re.search(r"Start its mirror with these clusters, --link \S+ and (--topics .*)", told.stdout)
+        options = re.search(
+            r"Start its mirror with these clusters, --link \S+ and (--topics .*)\nOr .* a file", told.stdout
+        )
         assert told.exit_code == 0 and options, told.output
         start = [*clusters, *shlex.split(options[1])] if link == "topics-by-hand" else ["--config", str(files["Q->P"])]
         planned = CliRunner().invoke(app, ["plan", *start], env={"COLUMNS": "500"})
@@ -248,6 +284,27 @@ def test_the_failback_that_a_refused_mirror_prints_works_as_it_stands(source: st
         assert [shown(command) for command in commands] == topics, text
     assert "Leave the topic out: link topics-translated-there had translated" in text_of(translated.value)
     assert "run tolerant-kafka failback" not in text_of(translated.value)
+
+
+def test_each_failback_that_is_printed_where_one_must_be_chosen_works_as_it_stands(source: str, target: str) -> None:
+    """One of the links has come home in part."""
+    name = "topics-many"
+    for letter in "abm":
+        create_topic(source, f"{name}-{letter}")
+        append_records(source, f"{name}-{letter}", 5)
+    for topics, link in ((f"{name}-(a|b)", f"{name}.there"), (f"{name}-m", f"{name}.other")):
+        mirror(source, target, topics, link)
+        promoted(source, target, link)
+    assert failed_back(target, source, f"{name}.back", topics=f"{name}-a").is_done
+    mirror(target, source, f"{name}-a", f"{name}.back")
+    promoted(target, source, f"{name}.back")
+    with pytest.raises(OptionError) as ambiguous:
+        failed_back(target, source, f"{name}.next")
+    commands = re.findall(r"tolerant-kafka (failback .*?)(?:; for|$)", text_of(ambiguous.value))
+    assert [command[-1] for command in commands] == ["m", "b"]
+    for command in commands:
+        told = CliRunner().invoke(app, [*shlex.split(command), "--dry-run"], env={"COLUMNS": "500"})
+        assert told.exit_code == 0, told.output
 
 
 def shown(command: str) -> str:

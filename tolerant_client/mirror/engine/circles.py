@@ -134,7 +134,7 @@ def is_original(
     remedy = leave_out_translated(other)
     if known[other].is_identical:
         remedy = (
-            f"run {failback_command(link, target, source, known[other])}: it compares both logs, names what only the target has, and"
+            f"run {failback_command(link, target, source, had_topics(known[other]))}: it compares both logs, names what only the target has, and"
             " prepares this link to copy back what the target lacks"
         )
     return TargetDivergedError(
@@ -165,13 +165,15 @@ def _expression(name: str) -> str:
     return name.replace(".", r"\.")
 
 
-def failback_command(link: str, target: Cluster, source: Cluster, forward: LinkControl) -> str:
-    """What to type to prepare the link back for what a forward link has copied."""
+def had_topics(control: LinkControl) -> str:
+    """What an option --topics says of the topics that a promoted link has copied; "" if its control does not say it."""
+    return "" if control.topics is None else topics_option(LinkTopics.from_json(control.topics), copied_topics(control))
+
+
+def failback_command(link: str, target: Cluster, source: Cluster, topics: str) -> str:
+    """What to type to prepare the link back for these topics of an option."""
     command = f"tolerant-kafka failback {link_options(link, target, source)}"
-    if target.file_options or forward.topics is None:
-        return command
-    topics = topics_option(LinkTopics.from_json(forward.topics), copied_topics(forward))
-    return f"{command} --topics {shlex.quote(topics)}" if topics else command
+    return f"{command} --topics {shlex.quote(topics)}" if topics and not target.file_options else command
 
 
 def leave_out_translated(forward: str) -> str:

@@ -24,18 +24,20 @@ Laws:
 - What the target is the primary of is home: a promoted link has brought it there, and undone every promotion that had moved it
   away.  It is named, and neither compared, deleted nor chosen; nor are the records of a promotion that was undone a reason to delete.
 - A link of that name from another source keeps its control, also once it was promoted: nothing else says what it was promoted with.
-  So does one that was promoted with a topic that is not wanted now, unless that promotion was undone.
+  So does one that was promoted with a topic of which nothing is brought back now, unless that promotion was undone.
 - Topics that nobody gives are those of the forward link by the names that they have on both clusters, without the aliases of its
-  file, which are of the other direction: the link back may be started with that file, or without one.
+  file, which are of the other direction: the link back may be started with that file, or without one.  If all of them are home, they
+  are named like those that are given.
 - The only write is one record of the control.  If killed before it, failback has done nothing but delete topics, which are copied
   again; another run finds the same.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
@@ -56,48 +58,49 @@ from tolerant_client.mirror.engine.circles import (
 from tolerant_client.mirror.engine.preflight import look_for_others, require_same_source
 from tolerant_client.mirror.life.failback_decision import (
     Compared,
+    Decision,
     at_home,
     begun,
     decide,
+    forgotten,
     home_texts,
     is_live,
-    require_remembered,
+    name_beside,
     topics_to_bring_back,
 )
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
-from tolerant_client.mirror.life.owners import Evidence, find_evidence, find_owners
 from tolerant_client.mirror.life.promotion_steps import LEADERS_MS
 from tolerant_client.mirror.life.shared_log import (
     SharedLog,
     compare_logs,
     shared_partitions,
-    shares_records,
     unshared_logs,
     with_losses,
 )
+from tolerant_client.mirror.life.taken_topics import taken_topics
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control, read_controls, update_control
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, link_options, require_finished
+from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control_and_others, update_control
+from tolerant_client.mirror.state.link_control import (
+    LinkControl,
+    TopicIds,
+    link_options,
+    plain_options,
+    require_finished,
+)
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
 
-_NEVER_BEGUN = "nothing shows that the link has copied it"
-_CREATED_AGAIN = "it was deleted and created again there after the link had copied it"
-_ONLY_ONES = (
-    "it was deleted and created again on the source after the link had copied it, so its records on the target are the only"
-    " ones"
-)
-
 
 @dataclass(frozen=True)
 class FailbackReport:
     """What failback found and did: `is_done` once the link can be started, without a file with `topics` as its option --topics.
 
-    A dry run lists in `deleted_topics` those that it would delete.  `warnings` are of what stops the mirror.
+    A dry run lists in `deleted_topics` those that it would delete.  `warnings` are of what stops the mirror.  `is_of_file`: a link that
+    it undoes was started with a file.
     """
 
     link: str
@@ -108,6 +111,7 @@ class FailbackReport:
     blockers: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     topics: str = ""
+    is_of_file: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -136,35 +140,14 @@ async def failback(
     """
     await source.connect()
     await refuse_one_cluster(source, target)
-    cluster_id, former = await source.cluster_id(), await read_control(target, link)
-    require_same_source(former, link, cluster_id)
-    require_finished(former, link, target, source)
-    into_source = await links_into(source, None)
-    # Those that have copied from our target to our source, or may have.
-    forward = dict(links_back(into_source, await target.cluster_id()))
-    of_target = {} if former.is_hidden else await _still_there(target, (await read_controls(target, None)).links)
-    if topics is None:
-        await _refuse_circle(source, target, (), link, into_source)
-        chosen = topics_to_bring_back(source, target, link, await _may_be_of(target, forward), of_target)
-    else:
-        chosen = LinkTopics.of(topics)
-    if chosen.to_target("orders") != "orders":
-        raise OptionError(
-            f"Link {link} renames topics (orders to {chosen.to_target('orders')}): it would copy back to other topics."
-            " Failing back needs the same names on both clusters (IdentityReplicationPolicy)"
-        )
+    links = await _read_links(source, target, link)
+    chosen = await _chosen(source, target, links, topics)
     await target.require_record_batches()
     view = await see_topics(source, target, chosen)
     view.require_seen(link)
     names = sorted(view.on_source) or select_topics(chosen, await source.partitions())
-    wire = [source.wire_topic(name) for name in names]
-    await _refuse_circle(source, target, wire, link, into_source)
-    undone = [] if into_source is None else undone_by(into_source, wire)
-    await _refuse_translated(source, names, forward)
-    await _require_may_begin(source, target, link, former)
-    require_remembered(link, of_target.get(link, former), chosen, {} if into_source is None else into_source.links)
-    home = at_home(forward, of_target)
-    compared = await _compare(source, target, link, names, chosen, forward, former, cluster_id, home)
+    undone = await _require_may_begin(source, target, links, chosen, names)
+    compared = await _compare(source, target, links, names, chosen)
     found = decide(compared, discards=discards)
     partitions = [TopicPartition(name, n) for name in names for n in view.on_source.get(name, ())]
     report = FailbackReport(
@@ -174,27 +157,87 @@ async def failback(
         compared.logs,
         () if found.blockers else found.deleted,
         found.blockers,
-        found.warnings + _pauses(target, link, former, partitions),
+        found.warnings + _pauses(target, link, links.former, partitions),
         topics_option(chosen, names),
+        links.are_of_file(names),
     )
     if found.blockers or is_dry_run:
         return report
     with half_done("failing back"):
-        if found.deleted:
-            await delete_topics(target, found.deleted)
-        generation = await _unused_generation(target, link, former)
-        # Also of a link that is promoted before its mirror has started: its clients come home, and what they write is not given up.
-        await update_control(
-            target, link, lambda now: begun(now, cluster_id, chosen, found.adopted, generation).undoing(undone)
-        )
+        await _begin(target, links, chosen, found, undone)
     return replace(report, is_done=True)
 
 
-async def _refuse_circle(
-    source: Cluster, target: Cluster, topics: Collection[str], link: str, into_source: Controls | None
-) -> None:
+class _Links(NamedTuple):
+    """What the controls say: of the `link` to prepare (`former`), of all `into_source` (links_into), and of those `of_target`.
+
+    `forward` are those of them that have copied from our target to our source, or may have.  Promoted links `of_target` have only
+    topics that nobody has deleted, or made anew, since.
+    """
+
+    link: str
+    source_cluster_id: str | None
+    former: LinkControl
+    into_source: Controls | None
+    forward: Mapping[str, LinkControl]
+    of_target: Mapping[str, LinkControl]
+
+    @property
+    def home(self) -> dict[str, str]:
+        return at_home(self.forward, self.of_target)
+
+    def are_of_file(self, names: Iterable[str]) -> bool:
+        """Whether a file names a forward link of these topics."""
+        of_file = [c for c in self.forward.values() if c.topics and LinkTopics.from_json(c.topics).names is not None]
+        return any(control.writes(name) for name in names for control in of_file)
+
+
+async def _read_links(source: Cluster, target: Cluster, link: str) -> _Links:
+    """Reads the controls of both clusters; raises OptionError for a link of another source, or that is promoted by half."""
+    cluster_id = await source.cluster_id()
+    former, of_target = await read_control_and_others(target, link)
+    require_same_source(former, link, cluster_id)
+    require_finished(former, link, target, source)
+    into_source = await links_into(source, None)
+    forward = dict(links_back(into_source, await target.cluster_id()))
+    return _Links(link, cluster_id, former, into_source, forward, await _still_there(target, of_target))
+
+
+async def _chosen(source: Cluster, target: Cluster, links: _Links, topics: LinkTopics | str | None) -> LinkTopics:
+    """The topics that are given, or else those to bring back; raises OptionError for those that it cannot be told of, or renamed."""
+    if topics is None:
+        await _refuse_circle(source, target, (), links)
+        may_be_of = await _may_be_of(target, links.forward)
+        chosen = topics_to_bring_back(source, target, links.link, may_be_of, links.of_target)
+    else:
+        chosen = LinkTopics.of(topics)
+    if chosen.to_target("orders") != "orders":
+        raise OptionError(
+            f"Link {links.link} renames topics (orders to {chosen.to_target('orders')}): it would copy back to other topics."
+            " Failing back needs the same names on both clusters (IdentityReplicationPolicy)"
+        )
+    return chosen
+
+
+async def _begin(target: Cluster, links: _Links, topics: LinkTopics, found: Decision, undone: Collection[str]) -> None:
+    """Deletes what is given up, and writes that the link begins after what is adopted.
+
+    Also which promotions it has undone: if it is promoted before its mirror has started, its clients come home, and what they write is
+    not given up.
+    """
+    if found.deleted:
+        await delete_topics(target, found.deleted)
+    generation = await _unused_generation(target, links.link, links.former)
+
+    def change(now: LinkControl) -> LinkControl:
+        return begun(now, links.source_cluster_id, topics, found.adopted, generation).undoing(undone)
+
+    await update_control(target, links.link, change)
+
+
+async def _refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], links: _Links) -> None:
     """Raises OptionError unless the forward links of these topics are known to be promoted."""
-    for unseen in await refuse_circle(source, target, topics, link, into_source):
+    for unseen in await refuse_circle(source, target, topics, links.link, links.into_source):
         raise OptionError(unseen)
 
 
@@ -250,8 +293,14 @@ def _pauses(target: Cluster, link: str, control: LinkControl, partitions: Iterab
     )
 
 
-async def _require_may_begin(source: Cluster, target: Cluster, link: str, former: LinkControl) -> None:
-    """Raises OptionError if the link back, with its `former` control, may not begin."""
+async def _require_may_begin(
+    source: Cluster, target: Cluster, links: _Links, topics: LinkTopics, names: Sequence[str]
+) -> list[str]:
+    """Which promotions the link back undoes (undone_by); raises OptionError if it may not begin with these `names` of the topics."""
+    link, former = links.link, links.former
+    wire = [source.wire_topic(name) for name in names]
+    await _refuse_circle(source, target, wire, links)
+    await _refuse_translated(source, names, links.forward)
     await require_not_forgotten(target, link, former)
     if is_live(former):
         raise OptionError(
@@ -261,24 +310,28 @@ async def _require_may_begin(source: Cluster, target: Cluster, link: str, former
     await require_kind(target, link, former, is_translated=False)
     if former.is_hidden:  # before anything is deleted
         raise OptionError(f"Whether another link copies the same topics is unknown: {HIDDEN}")
+    into_source = {} if links.into_source is None else links.into_source.links
+    lost = forgotten(link, links.of_target.get(link, former), names, into_source)
+    if lost and not links.home.keys() >= set(names):  # else nothing is prepared
+        other = plain_options(name_beside(link, names, links.of_target, into_source), target, source)
+        data = topics_option(topics, [name for name in names if not is_heartbeats(topics, name)])
+        raise OptionError(
+            f"Link {link} was promoted with {some(lost)} on this target, and its control alone tells clients and operators so:"
+            " prepared for other topics, it would not any more. Give another --link, also instead of a file (clients come home by a"
+            f" link of any name): tolerant-kafka failback {other} --topics {shlex.quote(data)}"
+        )
+    return [] if links.into_source is None else undone_by(links.into_source, wire)
 
 
 async def _compare(
-    source: Cluster,
-    target: Cluster,
-    link: str,
-    names: Sequence[str],
-    topics: LinkTopics,
-    forward: Mapping[str, LinkControl],
-    former: LinkControl,
-    cluster_id: str | None,
-    home: Mapping[str, str],
+    source: Cluster, target: Cluster, links: _Links, names: Sequence[str], topics: LinkTopics
 ) -> Compared:
-    """Reads both clusters' logs of the topics, except those at `home`, and those of which a partition cannot be read."""
+    """Reads both clusters' logs of the topics, except those that are home, and those of which a partition cannot be read."""
+    link, former, forward, home = links.link, links.former, links.forward, links.home
     unled = {**await _unled(source, names), **await _unled(target, names)}
     names = sorted(set(names) - {p.topic for p in unled})
     shared = await shared_partitions(source, target, names)
-    own_after = begun(former, cluster_id, topics, dict.fromkeys(shared, 0))  # as the mirror finds it
+    own_after = begun(former, links.source_cluster_id, topics, dict.fromkeys(shared, 0))  # as the mirror finds it
     others_have = (await look_for_others(target, link, names, is_identical=True, own=own_after)).refused
     refused = {**others_have, **home_texts({name: home[name] for name in names if name in home})}
     shared = [p for p in shared if p.topic not in refused]
@@ -323,72 +376,6 @@ async def _own_copies(target: Cluster, former: LinkControl, partitions: Iterable
     last = await read_headers(target, {p: end - 1 for p, end in ends.items() if end})
     others = {p.topic for p in unsaid if p not in last or last[p].producer_id not in former.producer_ids}
     return {p.topic for p in wanted} - others
-
-
-async def taken_topics(
-    source: Cluster, target: Cluster, logs: Collection[SharedLog], forward: Mapping[str, LinkControl]
-) -> tuple[set[str], dict[str, str], dict[str, str]]:
-    """The topics that forward links have copied; those with records on the target that none has copied; and unknown ones, and why.
-
-    Decided as for a promotion of the forward link (owners.py): of a topic that was created again since then, on either side, the
-    control proves nothing.  A topic whose logs are proved equal may be in none of the three.  Without a forward link nothing is
-    known of any topic.
-    """
-    written = {TopicPartition(log.topic, log.partition) for log in logs if log.target_end}
-    filled = {TopicPartition(log.topic, log.partition) for log in logs if log.source_end}  # an empty log shows nothing
-    ids = await read_ids(target, source, {p.topic for p in written}) if forward else {}
-    equal = {log.topic for log in logs if log.is_proved and not log.is_diverged and log.shared_until}
-    taken: set[str] = set()
-    others: dict[str, str] = {}
-    # By the word of the link that began it, which counts more than another link's.
-    created_again: set[str] = set()
-    unread: dict[str, str] = {}
-    for name, control in forward.items():
-        assert control.topics is not None
-        if control.is_of_unknown_source:
-            own = [log for log in logs if control.writes(source.wire_topic(log.topic))]
-            taken |= {log.topic for log in own if await shares_records(source, target, log)}
-            continue
-        topics = LinkTopics.from_json(control.topics)
-        taken |= {p.topic for p in written if is_heartbeats(topics, source.wire_topic(p.topic))}
-        again = {p for p, of in control.begun.items() if not of.is_of_source(ids.get(p.topic, TopicIds()))}
-        # On the source: the link's records went with the topic.
-        emptied = {p for p in control.begun if p not in again and not control.has_begun(p, ids)}
-        known = {*control.begun, *control.adopted, *control.copied, *control.log_starts} - again - emptied
-        taken |= {p.topic for p in known}
-        if not control.begun:  # of version 0.1, which does not say what it has copied; equal records do
-            taken |= equal
-        rest = {p for p in written if p.topic not in taken and p.topic not in equal}
-        if not (rest and control.producer_ids):
-            continue
-        asked = (filled & rest) - again
-        evidence = Evidence()
-        if asked:
-            evidence = await find_evidence(source, name, control, asked, (), is_translated=False)
-        owners, unknown = find_owners(control, asked, evidence, is_translated=False), evidence.logs.unknown
-        taken |= {p.topic for p in owners.own if p not in unknown}
-        # The sentences of `of_links` are for a mirror that copies to our source: their advice is about the wrong cluster.
-        of_links = {
-            p: f"on the source it is another link's, not link {name}'s"
-            if p.topic in evidence.others.taken
-            else _NEVER_BEGUN
-            for p in owners.of_links
-        }
-        reasons = {
-            **dict.fromkeys(rest, _NEVER_BEGUN),
-            **dict.fromkeys(emptied & rest, _ONLY_ONES),
-            **owners.of_strangers,
-            **of_links,
-        }
-        others |= {p.topic: why for p, why in sorted(reasons.items())}
-        created_again |= {p.topic for p in again & rest}
-        unread |= {p.topic: unknown[p] for p in sorted(rest) if p in unknown}
-    others |= dict.fromkeys(created_again, _CREATED_AGAIN)
-    return (
-        taken,
-        {name: why for name, why in others.items() if name not in taken and name not in unread},
-        {name: why for name, why in unread.items() if name not in taken},
-    )
 
 
 async def _refuse_translated(source: Cluster, names: Iterable[str], forward: Mapping[str, LinkControl]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -14,7 +15,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import GOES_ON
-from tolerant_client.mirror.engine.circles import copied_topics, failback_command, only_topics
+from tolerant_client.mirror.engine.circles import copied_topics, failback_command, only_topics, topics_option
 from tolerant_client.mirror.engine.preflight import promoted_text
 from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS, fill_again
 from tolerant_client.mirror.life.shared_log import SharedLog
@@ -52,26 +53,38 @@ def home_texts(home: Mapping[str, str]) -> dict[str, str]:
     """Why nothing is brought back to topics of the target that are at_home."""
     remedy = (
         " So the target is its primary, and nothing is to be brought back. To copy it to the source again, run tolerant-kafka failback"
-        " with source and target exchanged; or leave the topic out."
+        " with source and target exchanged; or leave the topic out. But if the target was lost since, and applications write to the"
+        " source's topic instead, that one is the primary: do not exchange them, but delete the topic on the target,"
+        f" {WITH_WHAT_IT_HAS}, and run this again: it is copied back whole."
     )
     return {name: promoted_text(name, link, remedy) for name, link in sorted(home.items())}
 
 
-def require_remembered(
-    link: str, former: LinkControl, topics: LinkTopics, into_source: Mapping[str, LinkControl]
-) -> None:
-    """Raises OptionError if the link was promoted with more than these topics: prepared again, its control would no longer say so.
+def forgotten(
+    link: str, former: LinkControl, brought: Collection[str], into_source: Mapping[str, LinkControl]
+) -> list[str]:
+    """What the link was promoted with and is not `brought` back, unless links into the source have undone that.
 
-    Links into the source may have undone that.  `former` is its control with the topics that the target still has.
+    If the link is prepared again, nothing says so any more.  `former` is its control with the topics that the target still has.
     """
     if not former.is_promotion_begun:
-        return
+        return []
     past = undone(link, former, into_source)
-    if lost := [name for name in copied_topics(former) if name not in past and not topics.writes(name)]:
-        raise OptionError(
-            f"Link {link} was promoted with {some(lost)} on this target, and its control alone tells clients and operators so:"
-            " prepared for other topics, it would not any more. Give another --link (in a file another alias)"
-        )
+    return [name for name in copied_topics(former) if name not in past and name not in brought]
+
+
+def name_beside(
+    link: str, brought: Collection[str], of_target: Mapping[str, LinkControl], into_source: Mapping[str, LinkControl]
+) -> str:
+    """A name like the link's which no link into the target has, or one from the same source that may be prepared for these topics."""
+
+    def is_fit(name: str) -> bool:
+        control = of_target.get(name, LinkControl(is_promotion_begun=True, is_fenced=True, source_cluster_id=of))
+        is_over = control.is_promoted and control.source_cluster_id == of
+        return is_over and not forgotten(name, control, brought, into_source)
+
+    of = of_target[link].source_cluster_id
+    return next(filter(is_fit, (f"{link}-{number}" for number in count(2))))
 
 
 def topics_to_bring_back(
@@ -81,26 +94,32 @@ def topics_to_bring_back(
     forward: Mapping[str, LinkControl],
     of_target: Mapping[str, LinkControl],
 ) -> LinkTopics:
-    """The topics of the forward link whose promotion is to be undone, as far as it was not.  Raises OptionError if nothing tells it."""
+    """The topics of the forward link whose promotion is to be undone, as far as it was not; if all are home, those that are.
+
+    Raises OptionError if nothing tells it.
+    """
     found = {name: c for name, c in sorted(_to_undo(link, forward, of_target).items()) if c.topics}
+    home = at_home(forward, of_target)
     topics: dict[str, LinkTopics] = {}
-    home: dict[str, str] = {}
+    past: set[str] = set()
     for name, control in found.items():
-        past = undone(name, control, of_target)
-        left = [topic for topic in copied_topics(control) if topic not in past]
-        if left or not past:
-            topics[name] = only_topics(left) if past else _by_their_names(LinkTopics.from_json(control.topics or ""))
-        home |= past
-    if not topics and home:
-        raise OptionError("; ".join(few(home_texts(home).values())))
+        of_link = undone(name, control, of_target)
+        past.update(of_link)
+        if (left := _left(name, control, of_target)) is not None:
+            whole = _by_their_names(LinkTopics.from_json(control.topics or ""))
+            topics[name] = only_topics(left) if left and (of_link or any(map(whole.writes, home))) else whole
+    if not topics and past:
+        return only_topics(sorted(past))
     if not topics:
         raise OptionError(
             "Give --topics, a regular expression over whole topic names: the source tells of no link from this target to it"
         )
     which = next(iter(topics.values()))
     if any(of != which for of in topics.values()):
+        options = {name: topics_option(of, copied_topics(found[name])) for name, of in topics.items()}
         commands = [
-            f"for what link {name} has copied: {failback_command(link, target, source, found[name])}" for name in topics
+            f"for what link {name} has copied: {failback_command(link, target, source, option)}"
+            for name, option in options.items()
         ]
         raise OptionError(
             f"Links {', '.join(topics)} have copied different topics from this target to this source, and nothing tells which of them link"
@@ -117,30 +136,32 @@ def _by_their_names(topics: LinkTopics) -> LinkTopics:
     return LinkTopics(filters[0], also=tuple(filters[1:]))
 
 
+def _left(link: str, control: LinkControl, of_target: Mapping[str, LinkControl]) -> list[str] | None:
+    """What a promoted link has copied and nothing has brought home; None if all of it was.  Empty if its control names none."""
+    past = undone(link, control, of_target)
+    left = [topic for topic in copied_topics(control) if topic not in past]
+    return left if left or not past else None
+
+
 def _to_undo(
     link: str, forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl]
 ) -> Mapping[str, LinkControl]:
-    """The forward link with the link's name, or those with topics that the link has had, or else all that may be meant.
+    """The forward links that are promoted, and not undone as a whole; of those the one with the link's name, or those with topics that
+    the link has had.
 
-    Those are promoted, and promoted links of the target have not undone all of it.  If there are none, others: they are refused with
-    the reason.
+    What the link has had last counts more than a name: the rest of the forward link of its name may have been left out on purpose.  If
+    there are none, others: they are refused with the reason.
     """
     promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
     comparable = {name: c for name, c in promoted.items() if c.is_identical or c.is_of_unknown_source}
-    last = {
-        name: c
-        for name, c in comparable.items()
-        if not (past := undone(name, c, of_target)) or set(copied_topics(c)) - past.keys()
-    }
+    left = {name: _left(name, c, of_target) for name, c in comparable.items()}
+    last = {name: c for name, c in comparable.items() if left[name] is not None}
     meant = last or comparable or promoted or forward
     named = {link: forward[link]} if link in forward else {}
-    if named and (link in meant or link not in promoted):
+    had = next((c for of in (of_target, forward) if (c := of.get(link)) is not None and c.topics), LinkControl())
+    shared = {name: c for name, c in meant.items() if any(map(had.writes, left.get(name) or copied_topics(c)))}
+    if named and (link not in promoted or link in meant and (link in shared or not shared)):
         return named
-    had = [controls[link].topics for controls in (of_target, forward) if link in controls]
-    known = [LinkTopics.from_json(topics).writes for topics in had if topics][:1]
-    if not known:
-        return meant
-    shared = {name: c for name, c in meant.items() if any(map(known[0], copied_topics(c)))}
     return shared or named or meant
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -256,6 +256,17 @@ async def read_controls(cluster: Cluster, begun_of: Collection[str] | None = ())
     `begun` has only the topics `begun_of`: for all links it would be large.  None: of all topics.
     """
     return controls_of(await read_records(cluster), begun_of)
+
+
+async def read_control_and_others(target: Cluster, link: str) -> tuple[LinkControl, Mapping[str, LinkControl]]:
+    """The control of a link as read_control, and those of all links by one read of the topic; none if they are hidden from us."""
+    try:
+        records = await read_records(target)
+    except Errors.TopicAuthorizationFailedError:
+        return LinkControl(is_hidden=True), {}
+    newest = newest_of(link, records)
+    own = LinkControl() if newest is None else _decoded(newest.value or b"", link, target)
+    return own, controls_of(records, None).links
 
 
 async def read_records(cluster: Cluster) -> list[Record]:

@@ -15,16 +15,18 @@ from msgspec.structs import replace as replace_struct
 from tolerant_client.cluster.cluster import EARLIEST, READ_COMMITTED
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import LogSlice
-from tolerant_client.mirror.engine.circles import failback_command, topics_option
+from tolerant_client.mirror.engine.circles import failback_command, had_topics, topics_option, undone_by
 from tolerant_client.mirror.engine.preflight import Others
-from tolerant_client.mirror.life import failback, shared_log
+from tolerant_client.mirror.life import failback, shared_log, taken_topics
 from tolerant_client.mirror.life.failback_decision import (
     at_home,
     begun,
     blockers,
+    forgotten,
+    home_texts,
     left_alone,
+    name_beside,
     overtaken,
-    require_remembered,
     strangers,
     topics_to_bring_back,
     untold,
@@ -44,6 +46,9 @@ from tolerant_client.records.record_batch import Record
 
 PLACE = TopicPartition("orders", 0)
 OURS = 4000  # the forward link's producer id
+CLUSTER: Any = SimpleNamespace(
+    file_options="", bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
+)
 
 
 class Log:
@@ -250,11 +255,11 @@ def origins(
     async def find_evidence(*_: Any, **__: Any) -> Evidence:
         return Evidence(logs, links, {"orders": NOW, "own": NOW})
 
-    monkeypatch.setattr(failback, "read_ids", read_ids)
-    monkeypatch.setattr(failback, "find_evidence", find_evidence)
+    monkeypatch.setattr(taken_topics, "read_ids", read_ids)
+    monkeypatch.setattr(taken_topics, "find_evidence", find_evidence)
     forward = {} if control is None else {"dr": control}
     found: tuple[set[str], dict[str, str], dict[str, str]] = drive(
-        failback.taken_topics(source_of_logs(), None, shared or (OWN,), forward)  # type: ignore[arg-type]
+        taken_topics.taken_topics(source_of_logs(), None, shared or (OWN,), forward)  # type: ignore[arg-type]
     )
     return found
 
@@ -307,7 +312,7 @@ def test_a_copy_of_a_link_whose_failover_did_not_know_the_source_is_known_by_rec
         is_promotion_begun=True, is_fenced=True, topics=EVERYTHING, copied_until={TopicPartition("own", 0): 9}
     )
     for shares in (True, False):
-        monkeypatch.setattr(failback, "shares_records", AsyncMock(return_value=shares))
+        monkeypatch.setattr(taken_topics, "shares_records", AsyncMock(return_value=shares))
         found, others = taken(monkeypatch, fenced, Carried())
         assert found == ({"own"} if shares else set()) and not others
     assert not taken(monkeypatch, replace(fenced, copied_until={}), Carried())[0], "another topic of that name"
@@ -338,7 +343,7 @@ def test_a_topic_of_the_target_that_was_created_again_is_not_the_one_that_was_co
     found, others = taken(monkeypatch, control, Carried())
     assert not found and "created again there after" in others["own"]
     last = {"dr": control, "zz": LINK}  # which matches the topic, and has nothing to do with it
-    assert drive(failback.taken_topics(source_of_logs(), None, (OWN,), last))[1] == others  # type: ignore[arg-type]
+    assert drive(taken_topics.taken_topics(source_of_logs(), None, (OWN,), last))[1] == others  # type: ignore[arg-type]
 
 
 def test_of_a_topic_that_was_created_again_on_the_source_the_targets_records_are_the_only_ones(
@@ -385,11 +390,11 @@ def test_no_log_is_searched_for_a_topic_of_which_the_source_has_nothing(monkeypa
     async def read_ids(*_: Any) -> dict[str, TopicIds]:
         return {}
 
-    monkeypatch.setattr(failback, "find_evidence", find_evidence)
-    monkeypatch.setattr(failback, "read_ids", read_ids)
+    monkeypatch.setattr(taken_topics, "find_evidence", find_evidence)
+    monkeypatch.setattr(taken_topics, "read_ids", read_ids)
     source: Any = SimpleNamespace(wire_topic=str)
     logs = [SharedLog("own", 0, 0, 5, 0)]
-    assert drive(failback.taken_topics(source, None, logs, {"dr": LINK}))[1].keys() == {"own"}  # type: ignore[arg-type]
+    assert drive(taken_topics.taken_topics(source, None, logs, {"dr": LINK}))[1].keys() == {"own"}  # type: ignore[arg-type]
 
 
 def test_a_log_without_records_lacks_nothing_and_of_an_unreadable_one_nothing_is_known(
@@ -473,18 +478,18 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     users, beats = TopicPartition("users", 0), TopicPartition("heartbeats", 0)
     former = LinkControl(producer_ids=(OURS,), is_promotion_begun=True, is_fenced=True, begun={PLACE: NOW})
     view = SimpleNamespace(on_source=dict.fromkeys(("orders", "users", "heartbeats"), [0]), require_seen=lambda _: None)
-    source: Any = SimpleNamespace(connect=nothing, wire_topic=str, cluster_id=lambda: told("B-id"))
-    target: Any = SimpleNamespace(require_record_batches=nothing, cluster_id=lambda: told("A-id"))
+    known = vars(CLUSTER)
+    source: Any = SimpleNamespace(**known, connect=nothing, wire_topic=str, cluster_id=lambda: told("B-id"))
+    target: Any = SimpleNamespace(**known, require_record_batches=nothing, cluster_id=lambda: told("A-id"))
     responses: dict[str, Any] = {
         "refuse_one_cluster": None,
         "see_topics": view,
         "links_into": None,
         "refuse_circle": (),
-        "read_controls": Controls({}),
         "_still_there": {},
         "_unled": {},
         "_refuse_translated": None,
-        "read_control": former,
+        "read_control_and_others": (former, {}),
         "require_not_forgotten": None,
         "shared_partitions": [beats, PLACE, users],
         "taken_topics": ({"users"}, {}, {}),
@@ -500,12 +505,12 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     report = drive(failback.failback(source, target, "oops", "orders|users", discards=discards))
     assert report.exit_code == 3 and not report.is_done and not report.deleted_topics and asked == [users]
     assert report.blockers[0] == "Link back copies into topic orders" and len(report.blockers) == 2 - discards
-    responses["read_control"] = replace(former, is_hidden=True)
-    monkeypatch.setattr(failback, "read_control", lambda *_: told(responses["read_control"]))
+    responses["read_control_and_others"] = replace(former, is_hidden=True), {}
+    monkeypatch.setattr(failback, "read_control_and_others", lambda *_: told(responses["read_control_and_others"]))
     with pytest.raises(OptionError, match="Whether another link copies the same topics is unknown: we may not read"):
         failback.failback(source, target, "oops", "orders|users", discards=discards).send(None)
     for live in (LinkControl(producer_ids=(OURS,)), LinkControl(map_id="m"), replace(former, is_promotion_begun=False)):
-        responses["read_control"] = live
+        responses["read_control_and_others"] = live, {}
         with pytest.raises(OptionError, match="copies into this target already and was not promoted"):
             failback.failback(source, target, "oops", "orders|users", discards=discards).send(None)
 
@@ -520,11 +525,6 @@ def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_
     (text,) = blockers([replace(found[0], lost_records=6)], discards=False)
     assert "6 committed records in all: orders-2 from offset 3 to 9. Read what you need" in text
     assert drive(unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
-
-
-CLUSTER: Any = SimpleNamespace(
-    file_options="", bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
-)
 
 
 def moved(names: str, generation: int = 0, **said: Any) -> LinkControl:
@@ -542,7 +542,7 @@ def chosen(link: str, forward: dict[str, LinkControl], of_target: dict[str, Link
 def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed() -> None:
     there, other = moved("orders|audit", 1), moved("users")
     translated = moved("clicks", producer_ids=(), map_id="m")
-    undone = moved("orders", undoes=("there",))
+    undone, of_other = moved("orders", undoes=("there",)), moved("users", undoes=("other",))
     with pytest.raises(OptionError, match="Give --topics.* tells of no link from this target"):
         chosen("back", {})
     for link, forward, of_target, topics in (
@@ -559,6 +559,10 @@ def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed()
         # Of a way home in parts only what is not home yet.
         ("back", {"there": moved("orders|a.b|c")}, {"there": undone}, r"a\.b,c"),
         ("there", {"there": moved("orders|a.b|c")}, {"there": undone}, r"a\.b,c"),
+        # The rest of the link of that name was left out when this link was made anew last.
+        ("there", {"there": moved("orders|audit"), "two": moved("orders")}, {"there": undone}, "orders"),
+        # An expression takes what is home by another link, too.
+        ("there", {"there": moved("orders|audit", topics=EVERYTHING), "other": other}, {"x": of_other}, "audit,orders"),
         ("back", {"there": moved("orders|audit"), "other": other}, {"x": replace(undone, undoes=("other",))}, None),
     ):
         if topics is not None:
@@ -570,6 +574,8 @@ def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed()
         chosen("back", {"there": there, "other": other, "clicks": translated})
     assert "for what link there has copied: tolerant-kafka failback" in str(told.value)
     assert "--link back --topics 'orders|audit'" in str(told.value) and "clicks" not in str(told.value)
+    with pytest.raises(OptionError, match="link there has copied: [^;]* --topics audit; .*--topics users") as told:
+        chosen("back", {"there": moved("orders|audit"), "users": other}, {"x": undone})
 
 
 @pytest.mark.parametrize("link", ["there", "back", "another"])
@@ -577,11 +583,11 @@ def test_what_is_home_is_not_brought_back_again(link: str) -> None:
     """Whatever the link is called that is to bring it: the one that was promoted first, the one that has undone that, or a new one."""
     forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", undoes=("there",))}
     assert at_home(forward, of_target) == {"orders": "back", "audit": "back"}
-    with pytest.raises(
-        OptionError, match="Topic audit .* copy of link back, which was promoted: .* is its primary"
-    ) as told:
-        chosen(link, forward, of_target)
-    assert "tolerant-kafka failback with source and target exchanged" in str(told.value)
+    assert str(chosen(link, forward, of_target)) == "audit,orders", "which are then refused"
+    text = home_texts(at_home(forward, of_target))["audit"]
+    assert re.search("Topic audit .* copy of link back, which was promoted: .* is its primary", text)
+    assert "tolerant-kafka failback with source and target exchanged" in text
+    assert re.search("if the target was lost since, .* do not exchange them, but delete the topic on the target", text)
 
 
 def test_a_topic_is_home_once_every_promotion_of_it_was_undone_and_as_long_as_none_came_after() -> None:
@@ -599,26 +605,44 @@ def test_a_topic_is_home_once_every_promotion_of_it_was_undone_and_as_long_as_no
         assert at_home(forward, of_target).keys() == home
 
 
+def test_what_a_failover_has_moved_is_undone_though_it_left_the_rest_for_later() -> None:
+    late = frozenset({TopicPartition("users", 0)})
+    half = moved("orders", is_fenced=False, unfenced=late, promotion="P")
+    assert [undone_by(Controls({"there": half}), [name]) for name in ("orders", "users", "audit")] == [["P"], [], []]
+    crashed = replace(half, unfenced=frozenset())
+    assert undone_by(Controls({"there": crashed}), ["orders"]) == [], "which process still writes is unknown"
+    back = moved("orders", undoes=("P",))
+    finished = replace(
+        half.promoted_by("Q"), is_fenced=True, unfenced=frozenset(), copied_until={PLACE: 1} | dict.fromkeys(late, 1)
+    )
+    for control in (half, finished, replace(finished, is_fenced=False, unfenced=late).promoted_by("R")):
+        assert at_home({"there": control}, {"back": back}) == {"orders": "back"}
+    assert finished.promotion != half.promotion != finished.promoted_by("R").promotion
+    assert finished.promoted_by("R").promotion_id("there") == "R"
+
+
 def test_a_link_that_was_promoted_with_other_topics_than_those_wanted_keeps_its_control() -> None:
     names = TopicNames(IdentityReplicationPolicy(), "b")
     former = moved("orders|b.heartbeats", topics=LinkTopics(TopicFilter((".*",)), names).to_json())
     undone = moved("orders", undoes=("back",))
-    for control, into_source in (
-        (former, {}),
-        (former, {"x": replace(undone, undoes=("other",))}),
-        (moved("users|orders"), {"x": moved("users", undoes=("back",))}),
+    for control, brought, into_source, lost in (
+        (former, ["users"], {}, ["orders"]),
+        (former, ["users"], {"x": replace(undone, undoes=("other",))}, ["orders"]),
+        (moved("users|orders"), ["users"], {"x": moved("users", undoes=("back",))}, ["orders"]),
+        (former, ["users", "orders"], {}, []),
+        (former, ["users"], {"x": undone}, []),
+        (replace(former, copied_until={}), ["users"], {}, []),  # deleted since
+        (replace(former, is_promotion_begun=False), ["users"], {}, []),
     ):
-        with pytest.raises(
-            OptionError, match="Link back was promoted with orders on this target.* Give another --link"
-        ):
-            require_remembered("back", control, LinkTopics.of("users"), into_source)
-    for control, topics, into_source in (
-        (former, "users|orders", {}),
-        (former, "users", {"x": undone}),
-        (replace(former, copied_until={}), "users", {}),  # deleted since
-        (replace(former, is_promotion_begun=False), "users", {}),
+        assert forgotten("back", control, brought, into_source) == lost
+    for control, name in (
+        (former, "back-3"),
+        (moved("users"), "back-2"),  # of an earlier time
+        (moved("users", source_cluster_id="c"), "back-3"),
+        (moved("users", is_fenced=False), "back-3"),
+        (moved("users", is_promotion_begun=False), "back-3"),
     ):
-        require_remembered("back", control, LinkTopics.of(topics), into_source)
+        assert name_beside("back", ["users"], {"back": former, "back-2": control}, {}) == name
 
 
 def test_the_names_of_a_file_are_not_those_of_the_other_direction() -> None:
@@ -663,7 +687,8 @@ def test_a_command_names_what_a_link_of_a_file_has_copied() -> None:
     ends = {TopicPartition("a.b", 0): 1, TopicPartition("c", 1): 1}
     known = LinkControl(topics=LinkTopics(TopicFilter((".*",), ("x",))).to_json(), copied_until=ends)
     command = "tolerant-kafka failback --source b:1 --target b:1 --link back"
-    assert failback_command("back", cluster, cluster, known) == rf"{command} --topics 'a\.b,c'"
-    assert failback_command("back", cluster, cluster, replace(known, copied_until={})) == command
+    assert failback_command("back", cluster, cluster, had_topics(known)) == rf"{command} --topics 'a\.b,c'"
+    assert had_topics(replace(known, copied_until={})) == had_topics(LinkControl()) == ""
+    assert failback_command("back", cluster, cluster, "") == command
     cluster.file_options = "--config f --flow B->A"
-    assert failback_command("back", cluster, cluster, known) == "tolerant-kafka failback --config f --flow B->A"
+    assert failback_command("back", cluster, cluster, "a") == "tolerant-kafka failback --config f --flow B->A"
