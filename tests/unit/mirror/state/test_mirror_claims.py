@@ -15,6 +15,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from support.claims import holders_of
+from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.mirror.life.listing import listed
 from tolerant_client.mirror.life.mirrors import WAITS, at_work, is_told, untold_reasons
 from tolerant_client.mirror.state.claimant import Claimant
@@ -31,10 +32,11 @@ from tolerant_client.mirror.state.claims_record import (
     decode_claims,
     encode_claims,
 )
-from tolerant_client.mirror.state.claims_topic import Claims, boot_s, claimed_by
+from tolerant_client.mirror.state.claims_topic import Claims, Follower, boot_s, claimed_by
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.health import utc
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.state_json import LAST_MS
 
 P = [TopicPartition("orders", n) for n in range(4)]
@@ -644,6 +646,46 @@ def test_what_a_holder_said_in_the_past_is_no_sign_of_its_life_in_however_many_p
     say()
     assert not claims.rivals()
     net.close()
+
+
+@pytest.mark.parametrize("starts_again", [False, True])
+def test_the_event_loop_turns_between_the_claims_of_a_response_and_who_starts_again_reads_none_of_the_former_log(
+    starts_again: bool,
+) -> None:
+    """A start reads an hour of claims, 4 MB at a time, beside copiers that have to renew theirs."""
+    net = NetworkSelector()
+    data = b"".join(
+        encode_batch(
+            [Record(n, 1, b"a", encode_claims(ClaimsRecord(holder("a"), n + 1)))], base_offset=n, log_append_time=1
+        )
+        for n in range(5)
+    )
+    read: list[int] = []
+    turns: list[int] = []
+
+    async def fetch(*_: Any, **__: Any) -> FetchedPartition:
+        return FetchedPartition(TopicPartition("claims", 0), 0, 5, 5, 0, (), memoryview(data))
+
+    topic: Any = SimpleNamespace(cluster=SimpleNamespace(net=net), fetch=fetch)
+    log: Any = SimpleNamespace(read=lambda record, *_: read.append(record.sequence))
+    follower = Follower(topic, log)
+    follower.position = 0
+
+    async def beside() -> None:
+        for _ in range(3):
+            turns.append(len(read))
+            await net.sleep(0)
+        if starts_again:
+            follower.position = -1
+
+    async def run() -> None:
+        net.call_soon(beside)
+        assert await follower.follow(0)
+
+    net.run(run)
+    net.close()
+    assert len(set(turns)) == 3
+    assert (follower.position, len(read) == 5) == ((-1, False) if starts_again else (5, True))
 
 
 def test_a_refusal_names_the_topic_of_the_target_whatever_part_of_it_is_claimed() -> None:
