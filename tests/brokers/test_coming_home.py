@@ -17,6 +17,7 @@ from support.mirror_link import append_records, both, create_topic, delete_topic
 from tolerant_client import KafkaConsumer, KafkaProducer
 from tolerant_client.errors import NotMirroredError
 from tolerant_client.mirror.life.failback import failback
+from tolerant_client.mirror.standby import follower
 from tolerant_client.mirror.standby.link_watch import LinkWatch
 from tolerant_client.mirror.standby.way_back import WayBack
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
@@ -301,6 +302,7 @@ def test_a_client_that_was_frozen_for_one_round_trip_stays_though_its_cluster_is
     pair.to_a()
     time.sleep(max(0.0, began + 4.0 - time.monotonic()))
     proxy.faults = [Stall(seconds=0.1)]
+    monkeypatch.setattr(follower, "FIRST_WORD_S", WITHIN_S)  # a busy machine is slow to tell
     wakes.set()
     deadline = time.monotonic() + WITHIN_S
     while not isinstance(producer._link_watch, WayBack):
