@@ -325,7 +325,7 @@ class ProducerFencedError(TolerantClientError):
 
 
 class RepeatDiffersError(TolerantClientError):
-    """A repeated write has other rows than the committed one: it is not deterministic, or its source has lost some."""
+    """A repeated write has other rows than the committed one: it is not deterministic, its source has lost some, or it was planned again."""
 
 
 def error_named(name: str) -> type[TolerantClientError] | None:

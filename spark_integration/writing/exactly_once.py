@@ -35,8 +35,9 @@ Guaranteed, for consumers with isolation.level=read_committed:
   a driver that is killed at any point and started again from the same checkpoint.
 - If a micro-batch is repeated with other rows than those that were decided, RepeatDiffersError is raised and the decided
   rows stay: this happens to a query that is not deterministic (a random number, the time), or whose source has fewer
-  records since: the log cleaner removed some of a compacted topic, or failOnDataLoss=false passed over a loss.  The order of
-  the rows, and which task has them, do not matter.
+  records since: the log cleaner removed some of a compacted topic, or failOnDataLoss=false passed over a loss.  Or its checkpoint was
+  restored without the offsets of that micro-batch, which Spark has planned again.  The order of the rows, and which task has
+  them, do not matter.
 
 Costs and limits:
 - Rows become visible when the micro-batch is committed: what the first task wrote waits for the last one.  Consumers with
@@ -190,7 +191,10 @@ class SinkBatch:
 
     def done(self, batch: int) -> str:
         """The remedy for a micro-batch that is committed although its checkpoint does not know it."""
-        resumes = f"the query resumes with commits/{batch} added to its checkpoint; that skips whatever else its foreachBatch writes"
+        resumes = (
+            f"the query resumes with commits/{batch} added to its checkpoint; that skips what offsets/{batch} names beyond the"
+            " committed rows, if the checkpoint was restored, and whatever else its foreachBatch writes"
+        )
         return resumes if self.owner else "the write is done"
 
     def run_of(self, transactional_id: str) -> str | None:
@@ -278,7 +282,8 @@ class SinkBatch:
             )
         if found.batch == self.batch:
             cause = (
-                "the query is not deterministic, it was started again with other code or another topic, its source has fewer records"
+                "its checkpoint was restored, or lost its last file, and Spark has planned the micro-batch again, up to later offsets;"
+                " the query is not deterministic, it was started again with other code or another topic, its source has fewer records"
                 " since (its topic is compacted, or lost some with failOnDataLoss=false), or two writes of its foreachBatch"
                 " have one exactlyOnceId"
             )
