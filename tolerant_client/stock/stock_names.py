@@ -357,7 +357,7 @@ USES: Final = (
         _TRANSACTIONS, "overridden: what became of a transaction, and a fence before the next one"),
     Use(TransactionManager,
         ("ERROR_CLASS_ABORTABLE", "ERROR_CLASS_FATAL", "ERROR_CLASS_NEEDS_PRODUCER_ID_RESET", "ERROR_CLASS_RETRIABLE",
-         "_FATAL_ERRORS", "_api_version", "_current_state", "_last_acked_offset", "_lock", "_metadata",
+         "_api_version", "_current_state", "_last_acked_offset", "_lock", "_metadata",
          "_pending_requests", "_pending_txn_offset_commits", "_sequence_numbers", "_supports_epoch_bump",
          "_transition_to", "coordinator", "has_fatal_error", "is_transactional", "producer_id_and_epoch", "retry",
          "set_producer_id_and_epoch", "transaction_timeout_ms",

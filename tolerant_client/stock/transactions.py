@@ -197,7 +197,7 @@ class TolerantTransactionManager(TransactionManager):  # type: ignore[misc]  # k
     def classify_batch_error(self, error: Any, batch: Any, log_start_offset: int = -1) -> Any:
         """What a failed record means: that its transaction must be aborted; without one, that an epoch is over."""
         found = super().classify_batch_error(error, batch, log_start_offset=log_start_offset)
-        if not self.is_transactional() and type(error) not in self._FATAL_ERRORS:
+        if not self.is_transactional() and type(error) is not Errors.ClusterAuthorizationFailedError:
             is_of_this_epoch = self.producer_id_and_epoch.match(batch)
             return self.ERROR_CLASS_NEEDS_PRODUCER_ID_RESET if is_of_this_epoch else self.ERROR_CLASS_RETRIABLE
         if found == self.ERROR_CLASS_FATAL or self.has_fatal_error():

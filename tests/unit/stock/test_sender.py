@@ -219,14 +219,20 @@ def test_a_late_record_keeps_no_other_partition_from_being_sent() -> None:
     assert producer.requested() == [OTHER.partition]
 
 
-def test_a_record_that_a_broker_refuses_fails_alone() -> None:
-    """kafka-python's producer refuses each later send: that of too large a record, for example, ends it."""
+@pytest.mark.parametrize(
+    "error", [Errors.MessageSizeTooLargeError, Errors.ProducerFencedError, Errors.InvalidTxnStateError]
+)
+def test_a_record_that_a_broker_refuses_fails_alone(error: type[Errors.KafkaError]) -> None:
+    """kafka-python's producer refuses each later send: that of too large a record, for example, ends it.
+
+    So does what no broker can mean of a producer without a transactional id.
+    """
     producer = idempotent()
     refused = producer.sends()
     producer.append()
     producer.append(OTHER)
-    producer.refuse(refused, Errors.MessageSizeTooLargeError)
-    assert isinstance(ended(refused._record_futures[0]), Errors.MessageSizeTooLargeError)
+    producer.refuse(refused, error)
+    assert isinstance(ended(refused._record_futures[0]), error)
     assert [stamp(batch) for batch in producer.all_sent()] == [(7, 1, 0), (7, 1, 0)]
 
 
