@@ -10,6 +10,7 @@ import base64
 import uuid
 from collections.abc import Iterable, Mapping
 from copy import copy
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import kafka.errors as Errors
@@ -58,13 +59,15 @@ class Leaders(Connections):
     ) -> None:
         super().__init__(config, net, name=name, patience_ms=patience_ms, file_options=file_options)
         self.names = names
-        self.topic_ids: dict[str, str] = {}  # as Kafka's tools write them, for topics that `partitions` has found
+        # Of topics that `partitions` has found:
+        self.topic_ids: dict[str, str] = {}  # as Kafka's tools write them
+        self.leader_epochs: dict[str, list[int]] = {}  # in the order of the partitions; -1 before Kafka 2.1
         self.nodes_without_ids: set[int] = set()  # not reached by a running upgrade yet
 
     def by_own_names(self: _Cluster) -> _Cluster:
         """This cluster as the target of other links, on the same connections: a topic has its brokers' name."""
         same = copy(self)
-        same.names, same.topic_ids = None, {}
+        same.names, same.topic_ids, same.leader_epochs = None, {}, {}
         return same
 
     def wire_topic(self, topic: str) -> str:
@@ -96,7 +99,9 @@ class Leaders(Connections):
                 for topic in filter(is_meant, response.topics):
                     if not topic.error_code:
                         name = self.topic_of(topic.name)
-                        found[name] = sorted(p.partition_index for p in topic.partitions)
+                        there = sorted(topic.partitions, key=attrgetter("partition_index"))
+                        found[name] = [p.partition_index for p in there]
+                        self.leader_epochs[name] = [p.leader_epoch for p in there]
                         if topic.topic_id is not None and topic.topic_id.int:  # none before Kafka 2.8
                             self.topic_ids[name] = base64.urlsafe_b64encode(topic.topic_id.bytes).rstrip(b"=").decode()
                     elif not is_repeat and topic.error_code != Errors.UnknownTopicOrPartitionError.errno:

@@ -55,7 +55,7 @@ def test_a_topic_that_only_the_second_response_knows_is_found_with_its_id(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = SimpleNamespace(name="a", error_code=3, partitions=[], topic_id=None, is_internal=False)
-    parts = [SimpleNamespace(partition_index=0)]
+    parts = [SimpleNamespace(partition_index=0, leader_epoch=0)]
     known = SimpleNamespace(name="a", error_code=0, partitions=parts, topic_id=uuid.UUID(int=5), is_internal=False)
     answers = [SimpleNamespace(topics=[unknown]), SimpleNamespace(topics=[known])]
 

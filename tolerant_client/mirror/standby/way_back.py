@@ -41,7 +41,6 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, by_link, 
 from tolerant_client.mirror.state.control_topic import ControlFollower
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
-from tolerant_client.mirror.state.state_topic import StateTopic
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
 from tolerant_client.records.record_batch import Record
@@ -82,11 +81,9 @@ class LinksBack(ControlFollower):
         self.links: dict[str, LinkControl] = {}
         self._counting: dict[str, Record] = {}  # of each link
 
-    def _forget(self) -> None:
-        self.links, self._counting = {}, {}
-
-    async def _take(self, topic: StateTopic, end: int) -> None:
-        records = await topic.records(self.position, end)
+    def _take(self, records: list[Record], is_other: bool) -> None:
+        if is_other:
+            self.links, self._counting = {}, {}
         keys = {record.key for record in records}
         again = [record for record in self._counting.values() if record.key in keys]
         found = {link: counting_of(of_link) for link, of_link in by_link([*again, *records]).items()}

@@ -35,6 +35,7 @@ from tolerant_client.records.record_sets import iter_record_sets
 
 _TICK_S = 0.25
 _POLL_MS = 500
+_TURN_S = 0.02
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 0.5
 _PATIENCE_S = 60.0  # how long a start waits for a claims log that cannot be used
 # A start reports after this time that it waits: a holder that is alive has renewed its claim by then.
@@ -91,7 +92,7 @@ class Follower:
         if self.position < 0:
             self.position = self.log_start = await self._topic.start()
         part = await self._topic.fetch(self.position, max_wait_ms=max_wait_ms)
-        before, self.log_start = self.position, part.log_start_offset
+        before, self.log_start, turned_at = self.position, part.log_start_offset, time.monotonic()
         for header, batch in iter_record_sets(part.records, from_offset=self.position):
             if not header.has_log_append_time:
                 raise OptionError(
@@ -103,7 +104,10 @@ class Follower:
                 if found is not None:
                     self._log.read(found, record.timestamp, record.offset)
             self.position = at = max(self.position, header.next_offset)
-            await self._topic.cluster.net.sleep(0)  # an hour of claims of thousands of partitions takes seconds
+            # An hour of claims of thousands of partitions takes seconds.  But a turn may be long, and in it come the claims of many.
+            if time.monotonic() - turned_at > _TURN_S:
+                await self._topic.cluster.net.sleep(0)
+                turned_at = time.monotonic()
             if self.position != at:
                 return True  # who reads the log starts again
         return self.position > before

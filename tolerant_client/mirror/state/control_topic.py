@@ -72,13 +72,16 @@ def orders_hidden() -> OrdersHiddenError:
 
 
 class ControlFollower(ABC):
-    """Follows the control topic of a cluster, which may be deleted and created again: everything before `position` was read."""
+    """Follows the control topic of a cluster, which may be deleted and created again: everything before `position` was read.
+
+    A new leader may lack the newest records, and have others in their place: then all is read again.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.position = 0
         self._is_there = False
-        self._topic_id = ""
+        self._read_of: tuple[str, list[int]] = ("", [])  # the topic's id and leader epochs
         self._reading: Future | None = None
         self._waiting: Future | None = None  # for a read that has not begun yet
 
@@ -110,13 +113,12 @@ class ControlFollower(ABC):
         topic = control_topic(self.cluster)
         self._is_there = await topic.exists()
         end = await topic.end() if self._is_there else 0
-        topic_id = topic.id if self._is_there else ""
-        if end < self.position or topic_id != self._topic_id:
-            self.position, self._topic_id = 0, topic_id
-            self._forget()
-        if end > self.position:
-            await self._take(topic, end)
-            self.position = end
+        there = (topic.id, topic.leader_epochs) if self._is_there else ("", [])
+        is_other = end < self.position or there != self._read_of
+        position = 0 if is_other else self.position
+        if is_other or end > position:
+            self._take(await topic.records(position, end) if end > position else [], is_other)
+        self.position, self._read_of = end, there
 
     async def changed(self, wait_ms: int) -> None:
         """Waits until the topic has a new record, or `wait_ms` are over."""
@@ -126,12 +128,8 @@ class ControlFollower(ABC):
             await self.cluster.net.sleep(wait_ms / 1000)
 
     @abstractmethod
-    def _forget(self) -> None:
-        """The topic is gone, or another one."""
-
-    @abstractmethod
-    async def _take(self, topic: StateTopic, end: int) -> None:
-        """Reads the records up to `end`."""
+    def _take(self, records: list[Record], is_other: bool) -> None:
+        """Takes the next records; `is_other`: those of another log, which count instead of all that were read."""
 
 
 class ControlWatch(ControlFollower):
@@ -200,11 +198,8 @@ class ControlWatch(ControlFollower):
             raise orders_hidden() from error
         self.is_read = True
 
-    def _forget(self) -> None:
-        self.newest = None  # what was read last still holds
-
-    async def _take(self, topic: StateTopic, end: int) -> None:
-        newest = newest_of(self.link, await topic.records(self.position, end), self.newest)
+    def _take(self, records: list[Record], is_other: bool) -> None:
+        newest = newest_of(self.link, records, None if is_other else self.newest)  # without one, `value` still holds
         if newest is not None and newest is not self.newest:
             self.value = self._as_of_our_life(self._said(newest))
             self._was_written |= not self.value.is_unwritten
@@ -235,11 +230,8 @@ class ControlsWatch(ControlFollower):
         await self.catch_up()
         return controls_of(self._records, begun_of)
 
-    def _forget(self) -> None:
-        self._records = []
-
-    async def _take(self, topic: StateTopic, end: int) -> None:
-        self._records = telling([*self._records, *await topic.records(self.position, end)])
+    def _take(self, records: list[Record], is_other: bool) -> None:
+        self._records = telling([*([] if is_other else self._records), *records])
 
 
 async def read_control(target: Cluster, link: str) -> LinkControl:

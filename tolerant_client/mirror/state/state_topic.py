@@ -74,6 +74,11 @@ class StateTopic:
         """The id of the topic that `exists` has seen; "" before Kafka 2.8."""
         return self.cluster.topic_ids.get(self.name, "")
 
+    @property
+    def leader_epochs(self) -> list[int]:
+        """Which leaders `exists` has seen: others may have another log (unclean elections, an older disk).  -1 before Kafka 2.1."""
+        return self.cluster.leader_epochs.get(self.name, [])
+
     async def ensure(self) -> None:
         """Creates the topic if it does not exist; an existing one is not changed.  Raises OptionError."""
         if await self.exists():

@@ -41,7 +41,7 @@ class Home:
 
     def __init__(self) -> None:
         self.log: list[Record] = []
-        self.id = "one"
+        self.id, self.leader_epochs = "one", [0]
         self.is_there = True
         self.read: list[int] = []  # offsets
         self.waited_at: list[int] = []

@@ -268,6 +268,7 @@ class ControlTopic:
         self.before_append: list[Callable[[], Awaitable[object]]] = []
         self.is_killed, self.is_there, self.is_refused = False, True, False
         self.read_from: list[int] = []
+        self.leader_epochs = [4]
         self.cluster = self
         monkeypatch.setattr(control_topic, "control_topic", lambda _: self)
 
@@ -368,6 +369,27 @@ def test_who_follows_the_control_reads_for_a_write_what_was_appended_since_and_b
         topic.before_append.append(pause)
         await watch.update(lambda now: replace(now, copied={P: 400}))
         assert await topic.read() == LinkControl(paused=frozenset({"x"}), is_promotion_begun=True, copied={P: 400})
+
+    asyncio.run(run())
+
+
+def test_a_new_leader_that_lacks_what_was_read_is_read_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unclean election, or a broker that comes back with an older disk: the log is as long as before, and says something else."""
+    topic = ControlTopic(monkeypatch)
+
+    async def run() -> None:
+        await topic.change(topics=ORDERS)
+        await topic.change(copied={P: 1})
+        watch, watches = ControlWatch(cast(Cluster, topic), "dr"), ControlsWatch(cast(Cluster, topic))
+        assert (await watch.refresh()).copied == {P: 1} and set((await watches.read()).links) == {"dr"}
+        del topic.log[-1]
+        topic.leader_epochs = [5]
+        await topic.change(paused=frozenset({"x"}))
+        assert len(topic.log) == watch.position
+        said = LinkControl(topics=ORDERS, paused=frozenset({"x"}))
+        assert await watch.refresh() == said and (await watches.read()).links == {"dr": said}
+        await watch.update(lambda now: replace(now, copied={P: 2}))
+        assert await topic.read() == replace(said, copied={P: 2})
 
     asyncio.run(run())
 
