@@ -45,7 +45,7 @@ from tolerant_client.errors import (
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.batches.losses import LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.identical import begun, gap_producer, next_sequence, offsets, resting
+from tolerant_client.mirror.engine.identical import gap_producer, next_sequence, offsets, resting
 from tolerant_client.mirror.engine.identical.gap_producer import GapProducer, gap_transactional_id
 from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
@@ -54,7 +54,7 @@ from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.logs.reading import read_slices
 from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
-from tolerant_client.mirror.state.control_topic import read_control
+from tolerant_client.mirror.state.control_topic import ControlWatch, read_control
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_rows import last_rows
@@ -665,7 +665,7 @@ def test_log_start_that_the_control_cannot_say_is_refused_and_nothing_is_filled(
         raise Errors.TopicAuthorizationFailedError(CONTROL_TOPIC)
 
     with monkeypatch.context() as patched:
-        patched.setattr(begun, "update_control", refuse)
+        patched.setattr(ControlWatch, "update", refuse)
         for policy in (MirrorPolicy(), CONTINUE):
             text = f"{topic}-0 is to begin at offset 40.* Write .*{CONTROL_TOPIC}"
             with pytest.raises(PartitionRefusedError, match=text):
