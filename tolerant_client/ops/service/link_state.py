@@ -284,7 +284,7 @@ class LinkState:
         """
         limit = self.control.limit_words(self.own_rate)
         why = (
-            f"no task has said why{limit}"
+            f"{'no task has' if self.has_spark else 'its copier has not'} said why{limit}"
             if self.report.time_ms
             else "no task has begun yet: Spark is still starting them"
             if self.has_spark

@@ -710,6 +710,8 @@ def test_what_stands_still_is_told_on_the_terminal_though_nothing_is_shown(
     monkeypatch.setattr(module, "_now_ms", lambda: now_ms + 26_000)
     assert watch.after(1).still == {FIRST: now_ms}
     assert watch.after(1).waiting[FIRST].reason == "it is at offset 4, and no task has said why"
+    without_spark = replace(watch.after(1), has_spark=False).waiting[FIRST].reason
+    assert without_spark == "it is at offset 4, and its copier has not said why"
     limited = replace(watch.after(1), control=LinkControl(bytes_per_s=50)).waiting[FIRST].reason
     assert limited.endswith("why; the link is limited to 50 bytes a second (tolerant-kafka throttle changes that)")
     assert capsys.readouterr().err.count("waiting: orders-0 since") == 1

@@ -146,7 +146,7 @@ class Begun:
 
 def unwritable(error: Errors.MessageSizeTooLargeError) -> str:
     """The reason for a partition of which the control would have to hold more than fits into a record."""
-    return f"the control could not be written: {type(error).__name__}: {error}"
+    return f"the control could not be written: {error}"
 
 
 def copied_so_far(

@@ -68,7 +68,7 @@ class LossHandler:
                     copy.trouble(why[copy.partition], flow.clock())
                     return False
         except KafkaError as error:
-            copy.trouble(f"the loss could not be recorded: {type(error).__name__}: {error}", flow.clock())
+            copy.trouble(f"the loss could not be recorded: {error}", flow.clock())
             return False
         copy.losses += 1
         return flow.has(copy) and copy.phase is Phase.SYNCING

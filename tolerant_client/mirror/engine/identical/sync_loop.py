@@ -86,7 +86,7 @@ class SyncLoop:
                 self._stop(due, error)
                 continue
             except KafkaError as error:
-                flow.not_read(due, f"the leaders could not be found: {type(error).__name__}: {error}")
+                flow.not_read(due, f"the leaders could not be found: {error}")
                 continue
             for group in groups:
                 self._being_read.update(group)
@@ -120,7 +120,7 @@ class SyncLoop:
                 if members := [p for p in due if p.topic in half and p not in flow.to_sync]:
                     await self._try_sync(members)
         except KafkaError as error:
-            flow.not_read(due, f"the logs could not be read: {type(error).__name__}: {error}")
+            flow.not_read(due, f"where it resumes is unknown: {error}")
 
     def _may_not_read(self, partitions: list[TopicPartition], error: Errors.TopicAuthorizationFailedError) -> None:
         """Stops partitions of one topic whose logs we may not read, once that is found again."""

@@ -98,8 +98,7 @@ def test_a_record_that_would_be_too_large_is_told_of_those_alone_that_need_one(
     watch.update = refuse
     assert write(watch, {FIRST: ANEW, SECOND: FORMER}) == KNOWN
     assert watch.refused == {
-        FIRST: "the control could not be written: MessageSizeTooLargeError: [Error 10] MessageSizeTooLargeError:"
-        " raise max.message.bytes"
+        FIRST: "the control could not be written: [Error 10] MessageSizeTooLargeError: raise max.message.bytes"
     }
 
 
