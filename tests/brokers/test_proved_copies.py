@@ -62,6 +62,7 @@ from tolerant_client.mirror.state.map_topic import ensure_map_topic, map_partiti
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import describe_topics
 from tolerant_client.records.batch_columns import HEADER
+from tolerant_client.records.codecs import GZIP
 from tolerant_client.records.record_batch import Record, decode_records, encode_batch, read_header, restamp
 from tolerant_client.testing import KafkaCluster
 
@@ -141,6 +142,38 @@ def test_batch_without_keys_that_a_compacted_topic_refuses_is_followed_by_none(s
     with pytest.raises(TolerantClientError, match="append at offset 0 was refused with InvalidRecord"):
         mirror(source, target, topic)
     assert ends(target, topic) == [0]
+
+
+def test_what_precedes_a_record_that_the_target_refuses_is_copied_and_the_error_is_about_that_record(
+    source: str, target: str
+) -> None:
+    """The 14th of 20 records that a producer has sent in one batch, between others; and a record that is too old."""
+    topic, late = "proved-refused-within", "proved-refused-late"
+    for name in (topic, late):
+        create_topic(source, name)
+        create_topic(target, name, 1, {"cleanup.policy": "compact", "message.timestamp.before.max.ms": str(HOUR)})
+        append_batches(source, [(TopicPartition(name, 0), numbered(0, 20, NOW))])
+    records = [Record(0, NOW, None if n == 33 else b"k%d" % n, b"%d" % n) for n in range(20, 40)]
+    times = [Record(0, NOW if n != 27 else NOW - DAY, b"k", b"%d" % n) for n in range(20, 40)]
+    append_batches(
+        source, [(TopicPartition(topic, 0), encode_batch(records)), (TopicPartition(topic, 0), numbered(40, 9, NOW))]
+    )
+    append_batches(source, [(TopicPartition(late, 0), encode_batch(times, codec=GZIP))])
+    for _ in range(2):
+        said = (
+            r"append at offset 33 was refused with InvalidRecord.*87: Compacted topic cannot accept message without key"
+        )
+        with pytest.raises(TolerantClientError, match=said):
+            mirror(source, target, topic)
+        with pytest.raises(
+            TolerantClientError, match=f"append at offset 27 was refused .*32: Timestamp {NOW - DAY} of "
+        ):
+            mirror(source, target, late)
+        assert (ends(target, topic), ends(target, late)) == ([33], [27])
+    for name in (topic, late):
+        configure(target, name, cleanup_policy="delete", message_timestamp_before_max_ms=FOR_EVER)
+        mirror(source, target, name)
+        assert compare(source, target, name).identical
 
 
 def until_forgotten(servers: str, topic: str) -> None:

@@ -27,6 +27,8 @@ _RESPONSE_V5 = struct.Struct(">ihqqq")
 _RESPONSE_V3 = struct.Struct(">ihqq")
 _NO_TAGS = _NULL = b"\0"
 _NO_ERRORS = b"\1\0\0"  # no record errors, no message, no tags: as in nearly every response
+_INDEX = struct.Struct(">i")
+_LONGEST_REASON = 400  # bytes
 
 _SEQUENCE_MODULUS = 1 << 31
 
@@ -40,13 +42,17 @@ class ProducedPartition(NamedTuple):
     """One partition of a Produce response; `base_offset` is -1 where the broker did not say it.
 
     `log_append_time` is the time that the broker gave the records, in ms.  With CreateTime it is NO_APPEND_TIME, or, for
-    a batch that the broker already had, the batch's max timestamp.
+    a batch that the broker already had, the batch's max timestamp.  `refused_index` is that of the first record in the batch
+    for which the broker has refused it, None if it names none, and `reason` is what the broker says of it: text from outside,
+    in one line of at most a few hundred characters.  Only versions by id have them.
     """
 
     partition: TopicPartition
     error_code: int
     base_offset: int
     log_append_time: int = NO_APPEND_TIME
+    refused_index: int | None = None
+    reason: str = ""
 
 
 class ProduceResult(list[ProducedPartition]):
@@ -175,10 +181,10 @@ class RawProduce(Request):
             count, at = read_uvarint(body, at + 16)
             for _ in range(count - 1):
                 index, error, base_offset, append_time, _log_start = _RESPONSE_V5.unpack_from(body, at)
-                at = _skip_errors(body, at + _RESPONSE_V5.size)
+                refused, reason, at = _read_errors(body, at + _RESPONSE_V5.size)
                 if (partition := known.get((topic_id, index))) is None:
                     raise ValueError("Produce response names other partitions than its request")
-                produced.append(ProducedPartition(partition, error, base_offset, append_time))
+                produced.append(ProducedPartition(partition, error, base_offset, append_time, refused, reason))
             at = skip_tags(body, at)
         (throttle_time_ms,) = struct.unpack_from(">i", body, at)
         return self._whole(body, skip_tags(body, at + 4), produced, throttle_time_ms)
@@ -193,15 +199,25 @@ class RawProduce(Request):
         return ProduceResult(produced, throttle_time_ms)
 
 
-def _skip_errors(body: memoryview, at: int) -> int:
+def _read_errors(body: memoryview, at: int) -> tuple[int | None, str, int]:
+    """The index of the first record that is refused, None without one, why the batch is refused, and the position after both."""
     if body[at : at + 3] == _NO_ERRORS:
-        return at + 3
+        return None, "", at + 3
+    first: tuple[int, str] | None = None
     errors, at = read_uvarint(body, at)
     for _ in range(errors - 1):
-        at = skip_tags(body, _skip_string(body, at + 4))
-    return skip_tags(body, _skip_string(body, at))
+        (index,) = _INDEX.unpack_from(body, at)
+        why, at = _read_reason(body, at + _INDEX.size)
+        at = skip_tags(body, at)
+        first = (index, why) if first is None else min(first, (index, why))
+    of_batch, at = _read_reason(body, at)
+    index, of_record = first or (None, "")
+    return index, of_record or of_batch, skip_tags(body, at)
 
 
-def _skip_string(body: memoryview, at: int) -> int:
+def _read_reason(body: memoryview, at: int) -> tuple[str, int]:
+    """The start of a COMPACT_NULLABLE_STRING in one line, "" for null, and the position after the string."""
     length, at = read_uvarint(body, at)
-    return at + max(length - 1, 0)
+    end = at + max(length - 1, 0)
+    text = str(body[at : min(end, at + _LONGEST_REASON)], "utf-8", "replace")
+    return " ".join(text.split()), end

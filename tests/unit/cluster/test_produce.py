@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -60,7 +61,11 @@ def theirs(version: int, transactional_id: str | None) -> bytes:
     return bytes(encoded.encode(framed=True, header=True))
 
 
-def answer(version: int, partitions: dict[TopicPartition, tuple[int, int]]) -> bytes:
+def answer(
+    version: int,
+    partitions: dict[TopicPartition, tuple[int, int]],
+    named: Sequence[tuple[int, str | None]] = ((7, None), (1, "bad"), (1, "worse")),
+) -> bytes:
     topics: dict[str, list[Any]] = {}
     for partition, (code, offset) in partitions.items():
         topics.setdefault(partition.topic, []).append(
@@ -70,7 +75,7 @@ def answer(version: int, partitions: dict[TopicPartition, tuple[int, int]]) -> b
                 base_offset=offset,
                 log_append_time_ms=-1,
                 log_start_offset=0,
-                record_errors=[_RecordError(batch_index=1, batch_index_error_message=why) for why in ("bad", None)],
+                record_errors=[_RecordError(batch_index=at, batch_index_error_message=why) for at, why in named],
                 error_message=None if code == 0 else "refused",
             )
         )
@@ -114,7 +119,26 @@ def test_batches_are_sent_from_where_they_are() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_response_is_decoded_as_kafka_python_encodes_it(version: int) -> None:
     decoded = produce(version).decode_response(memoryview(answer(version, GOOD)))
-    assert decoded == [ProducedPartition(A0, 0, 100), ProducedPartition(A1, 45, -1), ProducedPartition(B0, 0, 2**40)]
+    said: tuple[int | None, str] = (1, "bad") if version == PRODUCE_BY_ID_VERSION else (None, "")
+    assert decoded == [ProducedPartition(p, code, offset, -1, *said) for p, (code, offset) in GOOD.items()]
+
+
+@pytest.mark.parametrize(
+    ("named", "index", "reason"),
+    [
+        ([], None, "refused"),
+        ([(3, None)], 3, "refused"),
+        ([(-1, "\x1b[31mno\r\n\u2028 key\n")], -1, "\x1b[31mno key"),  # escaped where it is printed
+        ([(3, "\u00fc" * 10_000), (9, "x")], 3, "\u00fc" * 200),
+        ([(3, "x" + "\u00fc" * 10_000)], 3, "x" + "\u00fc" * 199 + "\ufffd"),
+    ],
+)
+def test_the_first_record_that_is_refused_and_the_start_of_the_reason_are_told(
+    named: list[tuple[int, str | None]], index: int | None, reason: str
+) -> None:
+    body = answer(PRODUCE_BY_ID_VERSION, {A0: (87, -1)}, named)
+    (part,) = produce(PRODUCE_BY_ID_VERSION, {A0: BATCHES[A0]}).decode_response(memoryview(body))
+    assert part == ProducedPartition(A0, 87, -1, -1, index, reason)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -62,7 +62,7 @@ _OUT_OF_ORDER = Errors.OutOfOrderSequenceNumberError.errno
 _BACKOFF = Backoff()
 
 _TOO_LARGE = {Errors.MessageSizeTooLargeError.errno, Errors.RecordListTooLargeError.errno}
-# Refused for its contents; in a batch with several records nothing says which one.
+# Refused for its contents; in a batch with several records a response by topic name does not say which one.
 _FOR_ITS_RECORDS = _TOO_LARGE | {Errors.InvalidRecordError.errno, Errors.InvalidTimestampError.errno}
 _TRANSIENT = {
     LOST,

@@ -4,7 +4,8 @@ Laws:
 A. Items follow each other without a hole from `position` on; of the source nothing is left out but what
    a gap names.
 B. A batch passes through untouched wherever it can (M1); it is rewritten only if the target would refuse
-   it, or together with small neighbours.  But before `separate_until` nothing is joined: one of those batches was refused.
+   it, or together with small neighbours.  But before `separate_until` nothing is joined, and there a batch is cut: one of those
+   batches was refused, or the record there.
    What is rewritten of a response is rewritten in as few calls as possible, across gaps: many transactions of few records
    cost no call each (rewrite.py).
 C. A gap consists of offsets without a committed record: control batches, aborted transactions, holes.
@@ -69,7 +70,7 @@ class AppendRules(NamedTuple):
 
     `remembered_ms` is how long its brokers surely remember a producer, from the timestamps of its last append.  With a `codec`
     all batches are sent in that one: the brokers store them so, and refuse those that become too large by it.
-    Batches of the source that begin before `separate_until` are appended each by itself.
+    Batches of the source that begin before `separate_until` are appended each by itself, and one that goes on there in two parts.
     """
 
     fills_with_records: bool
@@ -355,6 +356,7 @@ def _is_rewritten(header: BatchHeader, at: int, rules: AppendRules) -> bool:
     return (
         must_rewrite(header, start=at, max_batch_bytes=rules.max_batch_bytes)
         or rules.codec not in (None, header.codec)
+        or max(header.base_offset, at) < rules.separate_until < header.next_offset
         or any(header.base_offset <= offset < header.next_offset for offset in rules.left_out)
     )
 
@@ -369,10 +371,12 @@ def _run(run: list[Batch], start: int, rules: AppendRules) -> Iterator[Appendabl
             start = header.next_offset
         return
     until = run[-1][0].next_offset
-    for offset in sorted(o for o in rules.left_out if start <= o < until):
+    for offset in sorted(o for o in {*rules.left_out, rules.separate_until} if start <= o < until):
         yield from _rewritten(run, start, offset, rules)
-        yield Gap(offset, offset + 1)
-        start = offset + 1
+        start = offset
+        if offset in rules.left_out:
+            yield Gap(offset, offset + 1)
+            start = offset + 1
     yield from _rewritten(run, start, until, rules)
 
 

@@ -37,7 +37,9 @@ class CopiedPartition(ABC):
         self.first_round = 0  # the reader drops responses of earlier rounds: they are for another position
         self.was_full = False  # the reader does not fetch it until less of it waits
         self.is_recoded = False  # batches are sent in the codec of the target's topic
-        self.separate_until = 0  # before this source offset a batch was refused, or several that were joined
+        self.separate_until = (
+            0  # before this source offset a batch was refused, or several that were joined; or at it a record
+        )
         self.dry_since: float | None = None  # since when the source has stable records but returns none
         self.dry_turns = 0  # of the reader then
         self._troubles = Troubles()
@@ -93,7 +95,7 @@ class CopiedPartition(ABC):
         """Since when nothing moves though there is something to copy, if that is more than `after_s` ago, and the last reason."""
 
     def refused_with(self, error_code: int, until: int) -> None:
-        """Notes the code with which the target has refused a batch that ends at `until`.
+        """Notes the code with which the target has refused a batch that ends at `until`, or its record at `until`.
 
         It may store batches otherwise than they are sent; and what lies before a refused record is sent without it.
         """

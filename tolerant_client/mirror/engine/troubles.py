@@ -89,17 +89,19 @@ class Troubles:
         self._doubts = 0
 
 
-def refusal(partition: str, doing: str, offset: int, error_code: int, right: str) -> PartitionRefusedError | None:
+def refusal(
+    partition: str, doing: str, offset: int, error_code: int, right: str, reason: str = ""
+) -> PartitionRefusedError | None:
     """The error that stops a partition whose fetch or append is refused with this code repeatedly; None for a passing refusal.
 
-    `right` is what such a request needs of its topic, with topic and cluster.
+    `right` is what such a request needs of its topic, with topic and cluster; `reason` is what the broker says of this refusal.
     """
     error = Errors.for_code(error_code)
     if error_code in _NOT_NEXT or getattr(error, "retriable", False):
         return None
     return PartitionRefusedError(
         f"{partition}: {doing} at offset {offset} was refused with {error.__name__}"
-        f" (error {error_code}: {getattr(error, 'description', '')})"
+        f" (error {error_code}: {reason or getattr(error, 'description', '')})"
     ).advising(remedy(error_code, right))
 
 

@@ -535,6 +535,8 @@ def test_any_log_is_covered_without_a_hole_and_keeps_its_committed_records(
     batches, aborted, records, end = log
     expected = [r for r in records if len(r.value or b"") < 1000 or limit > 2000]
     left_out = [r.offset for r in records if r not in expected]
+    cut_at = choices.draw(st.integers(100, end))
+    given = rules(way, limit, left_out)._replace(separate_until=cut_at)
     position, items, shown = 100, [], frozenset[Claim]()
     for number in range(400):
         if position == end:
@@ -555,7 +557,7 @@ def test_any_log_is_covered_without_a_hole_and_keeps_its_committed_records(
         if flip is not None and flip.response == number:
             part = flip.spoil(part, position)
         try:
-            course: Course = appendable(part, position, None, rules(way, limit, left_out), shown, NOW_MS)
+            course: Course = appendable(part, position, None, given, shown, NOW_MS)
         except RecordBatchError:
             assert flip is not None and flip.response == number
             shown = frozenset()
@@ -565,6 +567,8 @@ def test_any_log_is_covered_without_a_hole_and_keeps_its_committed_records(
     assert_contiguous(items, 100, end)
     assert committed(items) == expected
     assert all(item[0].size <= limit for item in items if not isinstance(item, Gap))
+    across = [item for item, (low, high, _) in zip(items, outline(items)) if low < cut_at < high]
+    assert not committed(across), "only filler"
     if way is GapFill.RECORDS:
         assert not any(isinstance(item, Gap) for item in items)
     taken = {r.offset for r in expected}
@@ -602,6 +606,16 @@ def test_before_a_given_offset_each_batch_is_appended_alone(way: GapFill) -> Non
     last = items[-1]
     assert not isinstance(last, Gap) and last[0].next_offset == 15
     assert bytes(alone[0][1]) == log[0], "untouched"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("left_out", [(), (4,), (5,), (6,)])
+def test_a_batch_that_goes_on_at_the_given_offset_is_cut_there(way: GapFill, left_out: Sequence[int]) -> None:
+    log = [data(0, 3), data(3, 6), data(9), data(12)]
+    items = twice(response(*log), 0, rules(way, left_out=left_out)._replace(separate_until=5))
+    assert_contiguous(items, 0, 15)
+    assert {low for low, _, _ in outline(items)} >= {0, 3, 5, 9}
+    assert [r.offset for r in committed(items)] == [n for n in range(15) if n not in left_out]
 
 
 @pytest.mark.parametrize("step", [1, 1 << 18])

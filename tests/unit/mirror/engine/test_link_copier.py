@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
+from tolerant_client.cluster.produce import ProducedPartition
 from tolerant_client.errors import (
     DataLossError,
     LinkPromotedError,
@@ -555,7 +556,7 @@ def test_a_run_that_is_over_remembers_how_far_was_copied_with_what_was_in_flight
         if is_lost:
             flowing.lost(header, "append failed", 100.0)
         else:
-            flowing.appended(header, 0, 300, 100.0, 100.0)
+            flowing.appended(header, ProducedPartition(FIRST, 0, 300), 100.0, 100.0)
         await copier.link.source.net.sleep(0.05)
 
     monkeypatch.setattr(copier.control, "update", update)

@@ -215,9 +215,8 @@ class Appender:
         produced: dict[TopicPartition, ProducedPartition] = {part.partition: part for part in response}
         now = self._clock()
         for copy, header in sent:
-            part = produced[copy.partition]
             copy.in_flight -= 1
-            copy.appended(header, part.error_code, part.base_offset, sent_at, now, part.log_append_time)
+            copy.appended(header, produced[copy.partition], sent_at, now)
         self._settle(sender, [copy for copy, _ in sent], size)
 
     def _failed(self, sender: _Sender, sent: list[tuple[PartitionCopy, BatchHeader]], size: int, error: Any) -> None:

@@ -32,7 +32,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Unreplicated
-from tolerant_client.cluster.produce import NO_APPEND_TIME
+from tolerant_client.cluster.produce import NO_APPEND_TIME, ProducedPartition
 from tolerant_client.errors import (
     OversizedRecordError,
     PartitionRefusedError,
@@ -86,16 +86,9 @@ class PartitionCopy(QueuedPartition):
         if has_all and self.phase is Phase.COPYING:
             self._troubles.moved()
 
-    def appended(
-        self,
-        header: BatchHeader,
-        error_code: int,
-        base_offset: int,
-        sent_at: float,
-        now: float,
-        log_append_time: int = NO_APPEND_TIME,
-    ) -> None:
+    def appended(self, header: BatchHeader, response: ProducedPartition, sent_at: float, now: float) -> None:
         """Handles the response for one batch that was in flight."""
+        _, error_code, base_offset, log_append_time, refused_index, reason = response
         if error_code == 0 and log_append_time not in (NO_APPEND_TIME, header.max_timestamp):
             # Either the broker's own time, or that of the same batch, sent before: the log decides.
             self.retimed.append((base_offset, base_offset + header.last_offset_delta + 1))
@@ -118,8 +111,11 @@ class PartitionCopy(QueuedPartition):
                 self._misplaced = finding
             self.trouble(finding, now)
         else:
-            self.refused_with(error_code, header.next_offset)
-            self.refused("append", error_code, self._needed, now)
+            refused = None  # the offset of the record; what we send has one at each of its offsets
+            if refused_index is not None and 0 <= refused_index <= header.last_offset_delta:
+                refused = header.base_offset + refused_index
+            self.refused_with(error_code, header.next_offset if refused is None else refused)
+            self.refused("append", error_code, self._needed, now, refused, reason)
 
     def gap_filled(self, gap: Gap, log_end: int, began_at: float, now: float) -> None:
         """Handles the log end that was read after a gap was filled."""
@@ -134,7 +130,7 @@ class PartitionCopy(QueuedPartition):
 
     def not_filled(self, gap: Gap, error: Errors.KafkaError, now: float) -> None:
         """Handles a gap that was not filled, or of which this is unknown."""
-        finding = f"the gap {gap.from_offset} to {gap.until_offset} was not filled: {type(error).__name__}: {error}"
+        finding = f"the gap {gap.from_offset} to {gap.until_offset} was not filled: {error}"
         if getattr(error, "retriable", False):
             self.trouble(finding, now)
             return
@@ -155,9 +151,11 @@ class PartitionCopy(QueuedPartition):
         """The right without which nothing is appended."""
         return f"Write on topic {self.partition.topic} of the target"
 
-    def refused(self, doing: str, error_code: int, right: str, now: float) -> None:
-        """Handles an error code of a fetch or an append, which needs `right`."""
-        error = refusal(str(self), doing, self.acked, error_code, right)
+    def refused(
+        self, doing: str, error_code: int, right: str, now: float, offset: int | None = None, reason: str = ""
+    ) -> None:
+        """Handles an error code of a fetch or an append, which needs `right`: for the record at `offset`, if the broker says so, and why."""
+        error = refusal(str(self), doing, self.acked if offset is None else offset, error_code, right, reason)
         if error is None:
             self.trouble(f"the {doing} failed with {Errors.for_code(error_code).__name__}", now)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from itertools import chain
+from typing import Any
 
 import kafka.errors as Errors
 import pytest
@@ -15,7 +16,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import Unreplicated
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.patience import BELIEVED_AFTER
-from tolerant_client.cluster.produce import add_sequence
+from tolerant_client.cluster.produce import ProducedPartition, add_sequence
 from tolerant_client.errors import (
     OversizedRecordError,
     PartitionRefusedError,
@@ -72,10 +73,17 @@ def send(copy: PartitionCopy, base_offset: int, count: int = 10, timestamp: int 
 
 
 def answer(
-    copy: PartitionCopy, header: BatchHeader, error_code: int = 0, base_offset: int | None = None, now: float = 1.0
+    copy: PartitionCopy,
+    header: BatchHeader,
+    error_code: int = 0,
+    base_offset: int | None = None,
+    now: float = 1.0,
+    sent_at: float | None = None,
+    **said: Any,
 ) -> None:
     copy.in_flight -= 1
-    copy.appended(header, error_code, header.base_offset if base_offset is None else base_offset, now, now)
+    at = header.base_offset if base_offset is None else base_offset
+    copy.appended(header, ProducedPartition(TP, error_code, at, **said), now if sent_at is None else sent_at, now)
 
 
 # -- law A: only what starts exactly at the position --------------------------
@@ -372,6 +380,52 @@ def test_a_batch_of_several_that_is_refused_for_its_records_is_sent_as_the_sourc
     assert isinstance(copy.error, PartitionRefusedError) and "offset 120 was refused" in str(copy.error)
 
 
+@pytest.mark.parametrize("count", [10, 50])
+def test_what_precedes_a_record_in_its_batch_is_sent_without_it_where_the_broker_names_it(count: int) -> None:
+    """In a batch of the source, and in one that was joined of several."""
+    copy = copying()
+    log = [batch(100 + 10 * n)[1] for n in range(5)]
+    said = {"reason": "Compacted topic cannot accept message without key"}
+    (joined,) = take(copy, *log[: count // 10])
+    assert not isinstance(joined, Gap)
+    copy.enqueue(joined)
+    copy.dequeue()
+    copy.sent(joined[0])
+    answer(copy, joined[0], 87, -1, refused_index=count - 7, **said)
+    assert copy.separate_until == 100 + count - 7 and copy.is_drained
+    sent: list[tuple[int, int]] = []
+    for _ in range(BELIEVED_AFTER):
+        copy.resume(
+            AppendState(copy.acked, PRODUCER, 0, copy.acked), RULES._replace(separate_until=copy.separate_until), 2.0
+        )
+        rest = [view for view in log if read_header(view).next_offset > copy.acked]
+        for item in take(copy, *rest) or take(copy, *rest):  # a batch that begins before the position is shown twice
+            assert not isinstance(item, Gap)
+            copy.enqueue(item)
+            copy.dequeue()
+            copy.sent(item[0])
+            sent.append((item[0].base_offset, item[0].next_offset))
+            if item[0].base_offset == copy.separate_until:
+                answer(copy, item[0], 87, -1, refused_index=0, **said)
+                break
+            answer(copy, item[0])
+        copy.drop_queue()
+    at = 100 + count - 7
+    assert copy.acked == at and sent == [
+        *((n, min(n + 10, at)) for n in range(100, at, 10)),
+        *[(at, at + 7)] * BELIEVED_AFTER,
+    ]
+    why = f"append at offset {at} was refused with InvalidRecordError (error 87: {said['reason']}); check"
+    assert why in str(copy.error)
+
+
+@pytest.mark.parametrize("index", [-1, -(2**31), 10, 2**31 - 1])
+def test_an_index_that_the_batch_does_not_have_names_no_record(index: int) -> None:
+    copy = copying()
+    answer(copy, send(copy, 100), 87, -1, refused_index=index)
+    assert copy.separate_until == 110
+
+
 def test_law_e_progress_in_between_clears_doubts() -> None:
     copy = copying()
     for n in range(5):
@@ -515,8 +569,7 @@ def test_law_h_what_was_idle_waits_for_a_log_whose_replicas_are_behind_and_says_
 def test_law_h_a_response_shows_where_the_log_ended_when_its_request_was_sent() -> None:
     copy = copying()
     header = send(copy, 100)
-    copy.in_flight -= 1
-    copy.appended(header, 0, 100, 1.0, 9.0)  # read after a freeze of 8 s
+    answer(copy, header, sent_at=1.0, now=9.0)  # read after a freeze of 8 s
     assert copy.acked == 110 and copy.is_unchecked(9.0) and not copy.is_unchecked(3.0)
     copy.looked_at(110, 8.5, 9.0)
     assert not copy.is_unchecked(9.0)
@@ -541,13 +594,11 @@ def test_a_size_that_is_refused_in_a_gap_has_the_facts_of_the_topic_read_again(e
 def test_another_time_than_the_batchs_own_stops_the_flow_until_the_log_was_read() -> None:
     copy = copying()
     header = send(copy, 100, timestamp=NOW_MS)
-    copy.in_flight -= 1
-    copy.appended(header, 0, 100, 1.0, 1.0, log_append_time=NOW_MS)  # as a broker responds if it has the batch already
+    answer(copy, header, log_append_time=NOW_MS)  # as a broker responds if it has the batch already
     assert copy.phase is Phase.COPYING and copy.acked == 110
     others = [send(copy, 110, timestamp=NOW_MS), send(copy, 120, timestamp=NOW_MS)]
     for header in others:
-        copy.in_flight -= 1
-        copy.appended(header, 0, header.base_offset, 1.0, 1.0, log_append_time=NOW_MS + 1)
+        answer(copy, header, log_append_time=NOW_MS + 1)
     assert copy.is_drained and copy.acked == 110 and copy.retimed == [(110, 120), (120, 130)]
 
 
