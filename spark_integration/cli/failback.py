@@ -34,7 +34,8 @@ def failback(
 
     Compares both logs of every partition.  If the target's log is the beginning of the source's, the link back resumes
     at its end and copies only the difference.  If the target has records that were never copied, the command names them
-    and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link copied from there.
+    and changes nothing, unless --discard-diverged gives them up; it deletes only topics that a link copied from there, or that
+    are the link's own former copies without a record of others, and what groups have committed of them goes with them.
     The link's own former copy of heartbeats is always created anew.
     Without --topics it prepares those of the promoted link that it undoes, as far as they are not home yet: of several links,
     of the one with the topics that it had last, or with its name.

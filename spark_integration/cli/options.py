@@ -78,7 +78,8 @@ class WhichLink:
             "--topics",
             metavar="REGEX[,REGEX]",
             help=(
-                "Regular expressions that match whole topic names. Default: the topics that the link's mirror has recorded."
+                "Regular expressions that match whole topic names. Default: the topics that the link's mirror has recorded;"
+                " for failback those that it chooses."
             ),
         ),
     ] = None
