@@ -144,6 +144,43 @@ def test_what_a_link_back_that_never_ran_was_failed_over_with_is_home(source: st
     assert not found.is_done and not found.deleted_topics and ends(source, topic) == at_home
 
 
+def failed_over_but(late: str, target: str, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failover that leaves one topic for later, as if it had no leader."""
+
+    async def away(_: Any, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
+        return {p: "it has no leader" for p in partitions if p.topic == late}
+
+    with monkeypatch.context() as patched, Cluster({"bootstrap_servers": target}, name="target") as cluster:
+        patched.setattr(failover_module, "without_leader", away)
+        report = cluster.run(failover_module.failover, cluster, link)
+        assert report.is_begun and not report.is_done
+
+
+def test_what_the_failover_of_the_way_home_has_left_for_later_is_not_home_and_no_other_links(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "topics-late"
+    first, second, link, back = f"{name}-a", f"{name}-b", f"{name}.there", f"{name}.back"
+    for topic in (first, second):
+        create_topic(source, topic)
+        append_records(source, topic, 5)
+    mirror(source, target, f"{name}-(a|b)", link)
+    promoted(source, target, link)
+    assert failed_back(target, source, back).is_done
+    mirror(target, source, f"{name}-(a|b)", back)
+    failed_over_but(second, source, back, monkeypatch)
+    for topics in (None, second):
+        (text,) = failed_back(target, source, f"{back}-2", topics=topics, discards=True).blockers
+        assert re.match(
+            f"Topic {second} .* copy of link {back}, and not .* yet: its failover left .* run again: ", text
+        )
+    (text,) = failed_back(target, source, f"{back}-2", topics=first, discards=True).blockers
+    assert "So the target is its primary" in text
+    failed_over(source, back)
+    (text,) = failed_back(target, source, f"{back}-2", topics=second, discards=True).blockers
+    assert "So the target is its primary" in text
+
+
 def test_what_came_home_while_the_failover_of_the_rest_had_to_wait_stays_home(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,14 +190,7 @@ def test_what_came_home_while_the_failover_of_the_rest_had_to_wait_stays_home(
         create_topic(source, topic)
         append_records(source, topic, 5)
     mirror(source, target, f"{name}-(a|b)", link)
-
-    async def away(_: Any, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
-        return {p: "it has no leader" for p in partitions if p.topic == second}
-
-    with monkeypatch.context() as patched, Cluster({"bootstrap_servers": target}, name="target") as cluster:
-        patched.setattr(failover_module, "without_leader", away)
-        report = cluster.run(failover_module.failover, cluster, link)
-        assert report.is_begun and not report.is_done
+    failed_over_but(second, target, link, monkeypatch)
     append_records(target, first, 3, first=100)
     assert failed_back(target, source, back, topics=first).is_done
     mirror(target, source, first, back)

@@ -32,7 +32,7 @@ from tolerant_client.mirror.state.control_topic import (
     update_control,
 )
 from tolerant_client.mirror.state.known_maps import KnownMaps
-from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds, plain_options, unfinished
 from tolerant_client.mirror.state.link_topics import require_no_unreadable
 from tolerant_client.mirror.state.map_rows import leaderless_parts
 from tolerant_client.mirror.state.map_topic import copier_id, map_partition, map_topic, was_never_started
@@ -299,7 +299,13 @@ async def _why_promoted(
             f" if link {link} copies another source, delete {map_topic(other)} on the target."
         )
 
-    promoted = {name: promoted_text(name, other, remedy(other)) for name, other in sorted(copies.of.items())}
+    def text(name: str, other: str) -> str:
+        control = controls.links.get(other)
+        if control is not None and control.is_half_promoted and not control.has_moved(name):
+            return unmoved_text(name, other, control, target)
+        return f"{promoted_text(name, other)}{remedy(other)} If none of it is needed any more, delete it on the target: it is then copied again"
+
+    promoted = {name: text(name, other) for name, other in sorted(copies.of.items())}
     unknown = {
         name: f"Topic {name} of this target is not copied now: {why}. If its brokers are away, start one; if they are only slow,"
         " start the mirror again; or leave the topic out"
@@ -308,13 +314,19 @@ async def _why_promoted(
     return promoted, unknown
 
 
-def promoted_text(topic: str, link: str, remedy: str) -> str:
+def promoted_text(topic: str, link: str) -> str:
     """Why nothing is copied into a topic of the target that a link was promoted with."""
     return (
         f"Topic {topic} of this target is the copy of link {link}, which was promoted: it belongs to its producers, and what they"
-        f" have written there exists nowhere else.{remedy} If none of it is needed any more, delete it on the target: it is then"
-        " copied again"
+        " have written there exists nowhere else."
     )
+
+
+def unmoved_text(topic: str, link: str, control: LinkControl, target: Cluster) -> str:
+    """Why nothing else is copied into a topic of the target that the promotion of a link, which has begun, has not moved there yet."""
+    onto = plain_options(link, target)
+    why = unfinished(control, onto, f"--source SOURCE {onto}")[0]
+    return f"Topic {topic} of this target is the copy of link {link}, and not its producers' yet: {why}; or leave the topic out"
 
 
 async def copied_by_others(

@@ -23,6 +23,7 @@ Laws:
 - A partition without a leader on either cluster blocks it, and is named; the logs of other topics are compared and shown.
 - What the target is the primary of is home: a promoted link has brought it there, and undone every promotion that had moved it
   away.  It is named, and neither compared, deleted nor chosen; nor are the records of a promotion that was undone a reason to delete.
+  What the promotion of another link has not moved to the target yet is named, too, and left alone: a process of it may still write there.
 - A link of that name from another source keeps its control, also once it was promoted: nothing else says what it was promoted with.
   So does one that was promoted with a topic of which nothing is brought back now, unless that promotion was undone.
 - Topics that nobody gives are those of the forward link by the names that they have on both clusters, without the aliases of its
@@ -37,12 +38,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets
-from tolerant_client.cluster.admin.topics import delete_topics
+from tolerant_client.cluster.admin.topics import delete_topics, visible_topics
 from tolerant_client.cluster.admin.transactions import known_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
@@ -50,6 +52,7 @@ from tolerant_client.mirror.engine.circles import (
     copied_topics,
     links_back,
     links_into,
+    only_topics,
     refuse_circle,
     refuse_one_cluster,
     topics_option,
@@ -65,8 +68,11 @@ from tolerant_client.mirror.life.failback_decision import (
     forgotten,
     home_texts,
     is_live,
+    leads_here,
     name_beside,
     topics_to_bring_back,
+    undone,
+    unmoved_texts,
 )
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.promotion_steps import LEADERS_MS
@@ -146,7 +152,7 @@ async def failback(
     view = await see_topics(source, target, chosen)
     view.require_seen(link)
     names = sorted(view.on_source) or select_topics(chosen, await source.partitions())
-    undone = await _require_may_begin(source, target, links, chosen, names)
+    undoes = await _require_may_begin(source, target, links, chosen, names)
     compared = await _compare(source, target, links, names, chosen)
     found = decide(compared, discards=discards)
     partitions = [TopicPartition(name, n) for name in names for n in view.on_source.get(name, ())]
@@ -164,7 +170,7 @@ async def failback(
     if found.blockers or is_dry_run:
         return report
     with half_done("failing back"):
-        await _begin(target, links, chosen, found, undone)
+        await _begin(target, links, chosen, found, undoes)
     return replace(report, is_done=True)
 
 
@@ -181,6 +187,11 @@ class _Links(NamedTuple):
     into_source: Controls | None
     forward: Mapping[str, LinkControl]
     of_target: Mapping[str, LinkControl]
+
+    @property
+    def undoing(self) -> Mapping[str, LinkControl]:
+        """The links into the source, as far as we may read them."""
+        return {} if self.into_source is None else self.into_source.links
 
     @property
     def home(self) -> dict[str, str]:
@@ -207,7 +218,7 @@ async def _chosen(source: Cluster, target: Cluster, links: _Links, topics: LinkT
     """The topics that are given, or else those to bring back; raises OptionError for those that it cannot be told of, or renamed."""
     if topics is None:
         await _refuse_circle(source, target, (), links)
-        may_be_of = await _may_be_of(target, links.forward)
+        may_be_of = await _still_to_undo(source, await _may_be_of(target, links.forward))
         chosen = topics_to_bring_back(source, target, links.link, may_be_of, links.of_target)
     else:
         chosen = LinkTopics.of(topics)
@@ -219,7 +230,7 @@ async def _chosen(source: Cluster, target: Cluster, links: _Links, topics: LinkT
     return chosen
 
 
-async def _begin(target: Cluster, links: _Links, topics: LinkTopics, found: Decision, undone: Collection[str]) -> None:
+async def _begin(target: Cluster, links: _Links, topics: LinkTopics, found: Decision, undoes: Collection[str]) -> None:
     """Deletes what is given up, and writes that the link begins after what is adopted.
 
     Also which promotions it has undone: if it is promoted before its mirror has started, its clients come home, and what they write is
@@ -230,7 +241,7 @@ async def _begin(target: Cluster, links: _Links, topics: LinkTopics, found: Deci
     generation = await _unused_generation(target, links.link, links.former)
 
     def change(now: LinkControl) -> LinkControl:
-        return begun(now, links.source_cluster_id, topics, found.adopted, generation).undoing(undone)
+        return begun(now, links.source_cluster_id, topics, found.adopted, generation).undoing(undoes)
 
     await update_control(target, links.link, change)
 
@@ -283,6 +294,16 @@ async def _may_be_of(target: Cluster, forward: Mapping[str, LinkControl]) -> dic
     }
 
 
+async def _still_to_undo(source: Cluster, forward: Mapping[str, LinkControl]) -> Mapping[str, LinkControl]:
+    """The forward links without those promoted with topics of which the source has none any more; all if no other is left."""
+    names = {name: copied_topics(c) for name, c in forward.items() if c.is_promotion_begun}
+    there, hidden = await visible_topics(source.by_own_names(), {topic for of in names.values() for topic in of})
+    retired = {
+        name for name, of in names.items() if of and there.keys().isdisjoint(of) and hidden.keys().isdisjoint(of)
+    }
+    return {name: c for name, c in forward.items() if name not in retired} or forward
+
+
 def _pauses(target: Cluster, link: str, control: LinkControl, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
     """A warning of what an operator has paused of the link in its life before, which holds on."""
     if not (paused := [p for p in partitions if control.pauses(p)]):
@@ -310,17 +331,34 @@ async def _require_may_begin(
     await require_kind(target, link, former, is_translated=False)
     if former.is_hidden:  # before anything is deleted
         raise OptionError(f"Whether another link copies the same topics is unknown: {HIDDEN}")
-    into_source = {} if links.into_source is None else links.into_source.links
-    lost = forgotten(link, links.of_target.get(link, former), names, into_source)
+    _require_not_forgotten(source, target, links, topics, names)
+    return [] if links.into_source is None else undone_by(links.into_source, wire)
+
+
+def _require_not_forgotten(
+    source: Cluster, target: Cluster, links: _Links, topics: LinkTopics, names: Sequence[str]
+) -> None:
+    """Raises OptionError if the link, prepared for these `names` of the topics, would no longer say what it was promoted with."""
+    link, former = links.link, links.former
+    lost = forgotten(link, links.of_target.get(link, former), names, links.undoing)
     if lost and not links.home.keys() >= set(names):  # else nothing is prepared
-        other = plain_options(name_beside(link, names, links.of_target, into_source), target, source)
-        data = topics_option(topics, [name for name in names if not is_heartbeats(topics, name)])
+        data = [name for name in names if not is_heartbeats(topics, name)]
+        command = _command(source, target, name_beside(link, names, links.of_target, links.undoing), data, topics)
+        past = undone(link, former, links.undoing)
+        gone = any(former.has_moved(name) and name not in past for name in names)
         raise OptionError(
             f"Link {link} was promoted with {some(lost)} on this target, and its control alone tells clients and operators so:"
-            " prepared for other topics, it would not any more. Give another --link, also instead of a file (clients come home by a"
-            f" link of any name): tolerant-kafka failback {other} --topics {shlex.quote(data)}"
+            f" prepared for other topics, it would not any more. {leads_here(link) + '. ' if gone else ''}Give another --link, also instead"
+            f" of a file (clients come home by a link of any name): {command}"
         )
-    return [] if links.into_source is None else undone_by(links.into_source, wire)
+
+
+def _command(
+    source: Cluster, target: Cluster, link: str, names: Collection[str], topics: LinkTopics | None = None
+) -> str:
+    """What to type to bring these names, of topics that may be given, back by a link without a file."""
+    option = topics_option(only_topics(names) if topics is None else topics, names)
+    return f"tolerant-kafka failback {plain_options(link, target, source)} --topics {shlex.quote(option)}"
 
 
 async def _compare(
@@ -333,7 +371,13 @@ async def _compare(
     shared = await shared_partitions(source, target, names)
     own_after = begun(former, links.source_cluster_id, topics, dict.fromkeys(shared, 0))  # as the mirror finds it
     others_have = (await look_for_others(target, link, names, is_identical=True, own=own_after)).refused
-    refused = {**others_have, **home_texts({name: home[name] for name in names if name in home})}
+    are_home = {name: home[name] for name in names if name in home}
+    command = partial(_command, source, target)
+    refused = {
+        **others_have,
+        **home_texts(are_home, link, names, links.of_target, links.undoing, command),
+        **unmoved_texts(link, names, links.of_target, target),
+    }
     shared = [p for p in shared if p.topic not in refused]
     copied_by = {
         number for control in forward.values() if not control.is_of_unknown_source for number in control.producer_ids

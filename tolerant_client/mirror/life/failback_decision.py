@@ -5,7 +5,7 @@ Pure.  `forward` are the links from the target to the source, `of_target` those 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import GOES_ON
 from tolerant_client.mirror.engine.circles import copied_topics, failback_command, only_topics, topics_option
-from tolerant_client.mirror.engine.preflight import promoted_text
+from tolerant_client.mirror.engine.preflight import promoted_text, unmoved_text
 from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS, fill_again
 from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.state.health import by_reason, counted, few, names
@@ -24,6 +24,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, Positions
 from tolerant_client.mirror.state.link_topics import some
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
+_DELETED = "these topics are deleted on the target, with what groups have committed of them there, and copied again"
 _NOT_KEPT = ".*heartbeats"  # which IdentityReplicationPolicy renames
 
 
@@ -33,8 +34,9 @@ _NOT_KEPT = ".*heartbeats"  # which IdentityReplicationPolicy renames
 def undone(link: str, control: LinkControl, back: Mapping[str, LinkControl]) -> dict[str, str]:
     """The topics of which promoted links `back` have undone this link's promotion, and which one."""
     promotion = control.promotion_id(link)
-    undoing = {other: c for other, c in back.items() if c.is_promotion_begun and promotion in c.undoes}
-    return {name: other for other, c in undoing.items() for name in copied_topics(c) if control.writes(name)}
+    undoing = {other: c for other, c in back.items() if promotion in c.undoes}
+    moved = {name: other for other, c in undoing.items() for name in copied_topics(c) if c.has_moved(name)}
+    return {name: other for name, other in moved.items() if control.writes(name)}
 
 
 def at_home(forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl]) -> dict[str, str]:
@@ -49,15 +51,54 @@ def at_home(forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkCont
     }
 
 
-def home_texts(home: Mapping[str, str]) -> dict[str, str]:
-    """Why nothing is brought back to topics of the target that are at_home."""
-    remedy = (
-        " So the target is its primary, and nothing is to be brought back. To copy it to the source again, run tolerant-kafka failback"
-        " with source and target exchanged; or leave the topic out. But if the target was lost since, and applications write to the"
-        " source's topic instead, that one is the primary: do not exchange them, but delete the topic on the target,"
-        f" {WITH_WHAT_IT_HAS}, and run this again: it is copied back whole."
+def home_texts(
+    home: Mapping[str, str],
+    link: str,
+    brought: Collection[str],
+    of_target: Mapping[str, LinkControl],
+    into_source: Mapping[str, LinkControl],
+    command: Callable[[str, Collection[str]], str],
+) -> dict[str, str]:
+    """Why nothing is brought back to those topics of the target, of all to be `brought` by the link, that are at_home.
+
+    `command` is what to type to bring back topics by a link.  Only under its own name the link that brought a topic home stops
+    telling clients so.
+    """
+
+    def once_lost(of: str) -> str:
+        if forgotten(of, of_target[of], brought, into_source):
+            return f"run this again: it is copied back whole. {leads_here(of)}"
+        own = sorted(home.keys() & set(copied_topics(of_target[of])))
+        return f"run {'this again' if of == link else command(of, own)}: it is copied back whole"
+
+    return {
+        name: f"{promoted_text(name, of)} So the target is its primary, and nothing is to be brought back. To copy it to the source again,"
+        " run tolerant-kafka failback with source and target exchanged; or leave the topic out. But if the target was lost since, and"
+        " applications write to the source's topic instead, that one is the primary: do not exchange them, but delete the topic on the"
+        f" target, {WITH_WHAT_IT_HAS}, and {once_lost(of)}"
+        for name, of in sorted(home.items())
+    }
+
+
+def unmoved_texts(
+    link: str, brought: Collection[str], of_target: Mapping[str, LinkControl], target: Cluster
+) -> dict[str, str]:
+    """Why topics are not brought back that another link's promotion has not moved to the target yet."""
+    half = {of: c for of, c in of_target.items() if of != link and c.is_half_promoted}
+    return {
+        name: unmoved_text(name, of, c, target)
+        for of, c in half.items()
+        for name in sorted(brought)
+        if c.writes(name) and not c.has_moved(name)
+    }
+
+
+def leads_here(link: str) -> str:
+    """What to do with the clients of topics that another link copies back, while the control of this one says that they are home."""
+    return (
+        f"Until another link is promoted with it, link {link} leads its clients with standby= to this target: start them on the source,"
+        " without standby="
     )
-    return {name: promoted_text(name, link, remedy) for name, link in sorted(home.items())}
 
 
 def forgotten(
@@ -162,7 +203,7 @@ def _to_undo(
     shared = {name: c for name, c in meant.items() if any(map(had.writes, left.get(name) or copied_topics(c)))}
     if named and (link not in promoted or link in meant and (link in shared or not shared)):
         return named
-    return shared or named or meant
+    return shared or (meant if left.get(link, ()) is None else named or meant)
 
 
 # -- what becomes of their logs -----------------------------------------------------
@@ -233,8 +274,8 @@ def blockers(
         found.append(
             f"in {counted(len(bare), 'partition')} the target's log ends with offsets without a record, such as the marker of a"
             f" fence, and the source may have records at these offsets: {first.topic}-{first.partition} from offset"
-            f" {first.shared_until} to {first.target_end}. With --discard-diverged these topics are deleted on the target and"
-            " copied again; no record is lost that was never copied"
+            f" {first.shared_until} to {first.target_end}. With --discard-diverged {_DELETED}; no record is lost that"
+            " was never copied"
         )
     if diverged := [p for p in partitions if p.is_diverged and p not in bare]:
         first = diverged[0]
@@ -243,16 +284,15 @@ def blockers(
         found.append(
             f"{counted(len(diverged), 'partition')} of the target {'has' if len(diverged) == 1 else 'have'} records that were never copied{doubt}, {lost_records(diverged)} committed"
             f" records in all: {first.topic}-{first.partition} from offset {first.shared_until} to {first.target_end}. Read"
-            " what you need from there, then give it up with --discard-diverged: these topics are deleted on the target and"
-            " copied again"
+            f" what you need from there, then give it up with --discard-diverged: {_DELETED}"
         )
     if unproved := [p for p in partitions if not p.is_proved and not p.is_diverged]:
         first = unproved[0]
         found.append(
             f"in {counted(len(unproved), 'partition')} the target has no records left at the end of its log, or none that the source still"
             f" has, so nothing shows whether the log was copied to its end: {first.topic}-{first.partition} ends at"
-            f" offset {first.target_end}, and the source has records before that. With --discard-diverged these topics are"
-            " deleted on the target and copied again; records that the source does not have are lost by that"
+            f" offset {first.target_end}, and the source has records before that. With --discard-diverged"
+            f" {_DELETED}; records that the source does not have are lost by that"
         )
     return tuple(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from tolerant_client.mirror.life.failback_decision import (
     overtaken,
     strangers,
     topics_to_bring_back,
+    unmoved_texts,
     untold,
 )
 from tolerant_client.mirror.life.owners import Evidence
@@ -584,10 +586,82 @@ def test_what_is_home_is_not_brought_back_again(link: str) -> None:
     forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", undoes=("there",))}
     assert at_home(forward, of_target) == {"orders": "back", "audit": "back"}
     assert str(chosen(link, forward, of_target)) == "audit,orders", "which are then refused"
-    text = home_texts(at_home(forward, of_target))["audit"]
+    text = home_texts(at_home(forward, of_target), link, ["audit", "orders"], of_target, forward, typed)["audit"]
     assert re.search("Topic audit .* copy of link back, which was promoted: .* is its primary", text)
     assert "tolerant-kafka failback with source and target exchanged" in text
     assert re.search("if the target was lost since, .* do not exchange them, but delete the topic on the target", text)
+    how = "run this again" if link == "back" else r"run back of audit,orders"
+    assert re.search(f"verify first\\), and {how}: it is copied back whole$", text), (
+        "by the link that clients follow there"
+    )
+
+
+def typed(link: str, names: Collection[str]) -> str:
+    return f"{link} of {','.join(names)}"
+
+
+@pytest.mark.parametrize("link", ["there", "back", "another"])
+def test_what_is_copied_back_apart_from_what_came_home_with_it_takes_its_clients_along(link: str) -> None:
+    forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", undoes=("there",))}
+    (text,) = home_texts({"audit": "back"}, link, ["audit"], of_target, forward, typed).values()
+    assert re.search(
+        "run this again: it is copied back whole. Until .* link back leads its clients with standby=", text
+    )
+    assert "back of" not in text, "its name is needed for the rest"
+
+
+@pytest.mark.parametrize("late", [(), ("users",)])
+def test_what_the_promotion_of_a_link_back_has_not_moved_yet_is_not_home(late: tuple[str, ...]) -> None:
+    unfenced = frozenset(TopicPartition(name, 0) for name in late)
+    ids = dict.fromkeys([PLACE, TopicPartition("users", 0)], NOW)
+    half = moved("orders|users", undoes=("there",), is_fenced=False, unfenced=unfenced, begun=ids, copied_until={})
+    forward = {"there": moved("orders|users")}
+    home = {"orders"} if late else set()
+    assert at_home(forward, {"back": half}).keys() == home
+    assert str(chosen("another", forward, {"back": half})) == ("users" if late else "orders|users")
+    told = unmoved_texts("another", ["audit", "orders", "users"], {"back": half}, CLUSTER)
+    assert told.keys() == {"orders", "users"} - home and not unmoved_texts("back", ["users"], {"back": half}, CLUSTER)
+    what, command = ("left partitions without a leader", "failover") if late else ("begun and not finished", "promote")
+    assert re.search(
+        f"users of this target is the copy of link back, .*{what}.* run again: tolerant-kafka {command}", told["users"]
+    )
+    assert "is its primary" not in told["users"] and "which was promoted" not in told["users"]
+    whole = replace(half, is_fenced=True, unfenced=frozenset(), copied_until=dict.fromkeys(ids, 1))
+    assert not unmoved_texts("another", ["users"], {"back": whole}, CLUSTER)
+
+
+def test_a_link_of_which_nothing_is_left_does_not_choose_by_its_name() -> None:
+    forward = {"there": moved("a|b|c"), "later": moved("a|b|c")}
+    back = {"back": moved("a|b|c", undoes=("there",)), "there": moved("c", undoes=("later",))}
+    assert {str(chosen(link, forward, back)) for link in ("there", "back", "another")} == {"a,b"}
+
+
+def test_a_link_whose_topics_the_source_has_no_more_is_not_to_be_undone() -> None:
+    class Source:
+        there = {"orders": [0]}
+
+        def by_own_names(self) -> Source:
+            return self
+
+        async def partitions(self, names: Any) -> dict[str, list[int]]:
+            return {name: numbers for name, numbers in self.there.items() if name in names}
+
+    source: Any = Source()
+    forward = {"there": moved("orders|audit"), "retired": moved("users"), "live": LinkControl()}
+    assert drive(failback._still_to_undo(source, forward)).keys() == {"there", "live"}
+    assert drive(failback._still_to_undo(source, {"retired": moved("users")})).keys() == {"retired"}
+
+
+@pytest.mark.parametrize("deleted", [(), ("orders",)])
+def test_the_command_for_a_link_of_another_name_says_what_becomes_of_the_clients(deleted: tuple[str, ...]) -> None:
+    """One of the topics that came home with the other was deleted, and is to be copied back alone."""
+    former = moved("audit|orders", undoes=("there",))
+    left = replace(former, copied_until={p: 1 for p in former.copied_until if p.topic not in deleted})
+    links = failback._Links("back", "b", former, Controls({"there": moved("audit|orders|new")}, ()), {}, {"back": left})
+    wanted = deleted or ("new",)
+    with pytest.raises(OptionError, match=f"was promoted with audit.*--link back-2 --topics {wanted[0]}$") as told:
+        failback._require_not_forgotten(CLUSTER, CLUSTER, links, LinkTopics.of(wanted[0]), wanted)
+    assert ("link back leads its clients with standby=" in str(told.value)) == bool(deleted)
 
 
 def test_a_topic_is_home_once_every_promotion_of_it_was_undone_and_as_long_as_none_came_after() -> None:

@@ -403,6 +403,7 @@ class Keeper:
     """A cluster whose control topic has these records."""
 
     topics: Mapping[str, list[int]] = {}  # beside offset maps
+    bootstrap_servers, manager = "b:1", SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
 
     def __init__(self, *records: tuple[bytes | None, bytes | None]) -> None:
         self.name = "target"
@@ -730,9 +731,17 @@ def test_a_file_whose_topics_keep_their_names_goes_on_with_a_link_that_was_begun
     ("changes", "own", "refused"),
     [
         ({}, written("orders"), "by link eu with identical offsets"),
-        ({"is_promotion_begun": True}, written("orders"), "of link eu, which was promoted"),
-        ({"is_promotion_begun": True, "source_cluster_id": None}, written("orders"), "of link eu, which was promoted"),
-        ({"is_promotion_begun": True}, LinkControl(), "of link eu, which was promoted"),  # its source is unknown
+        ({"is_promotion_begun": True, "is_fenced": True}, written("orders"), "of link eu, which was promoted"),
+        (
+            {"is_promotion_begun": True, "is_fenced": True, "source_cluster_id": None},
+            written("orders"),
+            "of link eu, which was promoted",
+        ),
+        (
+            {"is_promotion_begun": True, "is_fenced": True},
+            LinkControl(),
+            "of link eu, which was promoted",
+        ),  # its source is unknown
         ({"is_promotion_begun": True}, written("orders", "C-id"), ""),  # it brings the records of another source
         ({"is_promotion_begun": True}, written("orders", adopted={TopicPartition("orders", 0): 9}), ""),
         ({"is_promotion_begun": True, "is_handed_back": True}, written("orders"), ""),
@@ -818,7 +827,7 @@ def test_beside_a_promoted_translated_copy_a_translated_link_begins_no_second_on
     monkeypatch.setattr(promoted_copies, "topic_ids", ids)
     respond_with_maps(monkeypatch, mapped_topics)
     monkeypatch.setattr(Keeper, "topics", {"orders": [0, 1], "clicks": [0]})
-    eu = written("orders", map_id="m", is_promotion_begun=True)
+    eu = written("orders", map_id="m", is_promotion_begun=True, is_fenced=True)
 
     def told(eu: LinkControl, own: LinkControl, **how: Any) -> preflight.Others:
         keeper = cast(Cluster, Keeper((b"eu", encode_control(eu, 1)), (b"dr", encode_control(own, 1))))
@@ -898,6 +907,32 @@ def test_a_map_that_no_control_names_tells_of_its_copies_that_its_link_was_promo
             in (found.refused["orders"])
         )
     assert not outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=True)).refused
+
+
+@pytest.mark.usefixtures("keepers")
+@pytest.mark.parametrize("late", [(), (P,)])
+def test_what_a_promotion_has_not_moved_yet_is_not_said_to_be_its_producers(
+    monkeypatch: pytest.MonkeyPatch, late: Collection[TopicPartition]
+) -> None:
+    async def ids(_: object, names: Collection[str]) -> dict[str, str]:
+        return dict.fromkeys(names, "t")
+
+    monkeypatch.setattr(promoted_copies, "topic_ids", ids)
+    begun = {TopicPartition(name, 0): TopicIds("s", "t") for name in ("orders", "clicks")}
+    half = written(
+        "orders|clicks",
+        producer_ids=(7,),
+        begun=begun,
+        is_promotion_begun=True,
+        unfenced=frozenset(late),
+        promotion="P",
+    )
+    keeper = Keeper((b"eu", encode_control(half, 1)))
+    told = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders", "clicks"], is_identical=True)).refused
+    command = "failover --target b:1" if late else "promote --source SOURCE --target b:1"
+    assert f"not its producers' yet: its {'failover left' if late else 'promotion was begun'}" in told["orders"]
+    assert f"run again: tolerant-kafka {command} --link eu" in told["orders"]
+    assert ("which was promoted: it belongs to its producers" in told["clicks"]) == bool(late)
 
 
 def test_of_a_promoted_link_whose_control_says_what_it_copied_nothing_else_is_asked(
