@@ -193,6 +193,31 @@ def test_what_no_link_can_copy_back_holds_nobody(source: str, target: str, stack
     assert made.send(topic, b"x").get(WITHIN_S).offset < early.send(topic, b"y").get(WITHIN_S).offset
 
 
+def test_nobody_is_led_home_onto_a_topic_that_was_deleted_there_since_or_that_another_link_fills(
+    source: str, target: str, stack: ExitStack
+) -> None:
+    pair = Pair(source, target, "way-back-then-deleted")
+    a, b = cluster_of(source), cluster_of(target)
+    pair.to_b()
+    pair.prepares(target, source, pair.back)
+    pair.to_a()
+    delete_topic(source, pair.topic)
+    missing = stack.enter_context(KafkaProducer(**pair.options()))
+    assert is_at(missing, b) and missing.send(pair.topic, b"x").get(WITHIN_S)
+    again = f"{pair.topic}-again"
+    pair.prepares(target, source, again)
+    mirror(target, source, pair.topic, again)
+    filled = stack.enter_context(KafkaProducer(**pair.options()))
+    last = filled.send(pair.topic, b"y").get(WITHIN_S).offset
+    assert is_at(filled, b) and is_at(missing, b)
+    mirror(target, source, pair.topic, again)
+    promoted(target, source, again)
+    arrives(missing, a)
+    arrives(filled, a)
+    made = stack.enter_context(KafkaProducer(**pair.options()))
+    assert is_at(made, a) and made.send(pair.topic, b"z").get(WITHIN_S).offset > last
+
+
 def polls_until_at(consumer: KafkaConsumer, cluster_id: str) -> None:
     deadline = time.monotonic() + WITHIN_S
     while not is_at(consumer, cluster_id):

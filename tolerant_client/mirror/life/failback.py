@@ -66,9 +66,9 @@ from tolerant_client.mirror.life.failback_decision import (
     begun,
     decide,
     forgotten,
+    has_led_here,
     home_texts,
     is_live,
-    leads_here,
     name_beside,
     topics_to_bring_back,
     undone,
@@ -348,7 +348,7 @@ def _require_not_forgotten(
         gone = any(former.has_moved(name) and name not in past for name in names)
         raise OptionError(
             f"Link {link} was promoted with {some(lost)} on this target, and its control alone tells clients and operators so:"
-            f" prepared for other topics, it would not any more. {leads_here(link) + '. ' if gone else ''}Give another --link, also instead"
+            f" prepared for other topics, it would not any more. {has_led_here(link) + '. ' if gone else ''}Give another --link, also instead"
             f" of a file (clients come home by a link of any name): {command}"
         )
 

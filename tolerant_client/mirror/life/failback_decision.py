@@ -67,7 +67,7 @@ def home_texts(
 
     def once_lost(of: str) -> str:
         if forgotten(of, of_target[of], brought, into_source):
-            return f"run this again: it is copied back whole. {leads_here(of)}"
+            return f"run this again: it is copied back whole. {has_led_here(of)}"
         own = sorted(home.keys() & set(copied_topics(of_target[of])))
         return f"run {'this again' if of == link else command(of, own)}: it is copied back whole"
 
@@ -93,11 +93,11 @@ def unmoved_texts(
     }
 
 
-def leads_here(link: str) -> str:
-    """What to do with the clients of topics that another link copies back, while the control of this one says that they are home."""
+def has_led_here(link: str) -> str:
+    """What to do with the clients of topics that another link copies back, though the control of this one says that they are home."""
     return (
-        f"Until another link is promoted with it, link {link} leads its clients with standby= to this target: start them on the source,"
-        " without standby="
+        f"Its clients with standby= stay at this target, to which link {link} has led them: start them again once another link is"
+        " prepared for it, and they begin at the source (with brokers before 2.8 only without standby=)"
     )
 
 

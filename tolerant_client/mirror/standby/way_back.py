@@ -7,6 +7,10 @@ Laws:
   undoes earlier ones only.  So they lead nobody in a circle, and need no other proof that they are the client's.
 - The way back must copy all topics of the client that L had copied, or all that L had copied while the client has none (which is being
   made, or has not written yet): of links that copy a part each, none is followed, with a warning.
+- A promoted link back has brought home only what the cluster there still has: a topic that was deleted since, or another one of its name, which
+  another link may be filling, is none that it leads to.  So that cluster is asked once the link is promoted, and leads nobody before it tells
+  (a topic that it hides counts as there).  A client without topics may need any of them, but is not held by what was deleted, or created
+  again, at home by whoever works there: only by what another link back is to bring, or if nothing is there.
 - A topic counts only if it is at home where the client is: heartbeats are not, which no link copies back, nor is a topic that was deleted
   there, also if one of its name was created since: the control has the id of the one that was copied (brokers before 2.8 give none: there
   the name alone decides).  So that cluster is asked, but only for topics that a link back lacks: what it says last counts, also once it is
@@ -149,11 +153,11 @@ class WayBack(LinkWatch):
         if not (links := self._back.links):
             return LinkControl()
         gone: set[str] = set()
-        while (link := _whole(links, needed := self._needed(gone))) is None:
+        while (link := await self._whole(links, needed := self._needed(gone))) is None:
             if not (more := await self._gone_from_here(needed)):
                 raise OptionError(
-                    f"Links {', '.join(sorted(links))} copy back parts of what link {self._left_by} had copied, and none all that the"
-                    f" client needs ({', '.join(sorted(needed))}): it does not follow them. Prepare one link back for all of these, or"
+                    f"Links {', '.join(sorted(links))} copy back parts of what link {self._left_by} had copied, as far as it is still"
+                    f" there, and none all that the client needs ({', '.join(sorted(needed))}): it does not follow them. Prepare one link back for all of these, or"
                     " use a client without standby for each cluster"
                 )
             gone |= more
@@ -169,32 +173,33 @@ class WayBack(LinkWatch):
 
         return set(filter(counts, self._topics())) or set(filter(counts, {p.topic for p in self._left.copied_until}))
 
+    async def _whole(self, links: Mapping[str, LinkControl], needed: set[str]) -> str | None:
+        """The first link that copies all of these topics, or has brought them home; raises KafkaError while that is unknown."""
+        brings = {link: set(filter(control.writes, needed)) for link, control in links.items()}
+        promoted = {link: control for link, control in links.items() if control.is_promoted and brings[link]}
+        if promoted:
+            there = await _topics_at(self.cluster, needed)
+            home = {link: brings[link] - _lost(control, brings[link], there) for link, control in promoted.items()}
+            if needed.isdisjoint(self._topics()) and not needed.isdisjoint(there):
+                # A client without topics: what nobody is to bring home was retired, or created again, there.
+                at_home = set().union(*home.values())
+                coming = set().union(*(brings[link] for link in links.keys() - promoted.keys()))
+                for link, control in promoted.items():
+                    moved = {p.topic for p in control.copied_until}
+                    home[link] = brings[link] & (at_home | moved - coming)
+            brings |= home
+        return next((link for link in sorted(links) if brings[link] == needed), None)
+
     async def _gone_from_here(self, topics: set[str]) -> set[str]:
         """Those of these topics that the cluster where the client is has no more, as far as it tells at once, or has told."""
-
-        async def still_has() -> set[str] | None:
-            """Also those that it hides; None: it knows none yet."""
-            there, hidden = await visible_topics(self._here, {*topics, CONTROL_TOPIC})
-            if CONTROL_TOPIC not in there:
-                return None
-            ids = await read_ids(None, self._here, topics & there.keys())
-            again = {topic for topic, now in ids.items() if self._was_created_again(topic, now)}
-            return (there.keys() | hidden.keys()) - again
-
         try:
             await self._here.connect(_TELLS_MS)
-            has = await self._here.heard(self._net.call_soon_with_future(still_has), _TELLS_MS)
+            there = await self._here.heard(self._net.call_soon_with_future(_topics_at, self._here, topics), _TELLS_MS)
         except Exception as error:  # it may be the lost one now
             log.debug("Which topics the %s still has is unknown: %s", self._here.name, text_of(error))
         else:
-            if has is not None:
-                self._gone = (self._gone - topics) | (topics - has)
+            self._gone = (self._gone - topics) | _lost(self._left, topics, there)
         return self._gone & topics
-
-    def _was_created_again(self, topic: str, now: TopicIds) -> bool:
-        """Whether it is another topic than that which the link had copied; without `begun` that is unknown."""
-        begun = [p for p in self._left.begun if p.topic == topic]
-        return bool(begun) and all(self._left.was_created_again(p, now) for p in begun)
 
     async def _changed(self) -> None:
         await self._back.changed(WAIT_MS)
@@ -206,9 +211,20 @@ class WayBack(LinkWatch):
             log.debug("%s: %s", self.unknown, text_of(error))
 
 
-def _whole(links: Mapping[str, LinkControl], needed: set[str]) -> str | None:
-    """The first link that copies all of these topics."""
-    return next((link for link in sorted(links) if all(map(links[link].writes, needed))), None)
+async def _topics_at(cluster: Cluster, topics: set[str]) -> dict[str, TopicIds]:
+    """Those of these topics that a cluster has, or hides, with their ids as far as it tells them; raises KafkaError if it tells nothing."""
+    there, hidden = await visible_topics(cluster, {*topics, CONTROL_TOPIC})
+    if CONTROL_TOPIC not in there:
+        raise Errors.KafkaError(f"the {cluster.name} knows no topic yet")
+    ids = await read_ids(None, cluster, topics & there.keys())
+    return {**dict.fromkeys([*there, *hidden], TopicIds()), **ids}
+
+
+def _lost(control: LinkControl, topics: set[str], there: Mapping[str, TopicIds]) -> set[str]:
+    """Those of these copies of a link that are not there, or are another topic of that name, as far as ids are known."""
+    begun = [p for p in control.begun if p.topic in there]
+    same = {p.topic for p in begun if not control.was_created_again(p, there[p.topic])}
+    return topics - (there.keys() - {p.topic for p in begun} | same)
 
 
 def led_on(led: Led, topics: Callable[[], set[str]], within_s: float) -> tuple[Led, WayBack]:

@@ -605,7 +605,7 @@ def test_what_is_copied_back_apart_from_what_came_home_with_it_takes_its_clients
     forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", undoes=("there",))}
     (text,) = home_texts({"audit": "back"}, link, ["audit"], of_target, forward, typed).values()
     assert re.search(
-        "run this again: it is copied back whole. Until .* link back leads its clients with standby=", text
+        "run this again: it is copied back whole. Its clients with standby= stay .* link back has led them", text
     )
     assert "back of" not in text, "its name is needed for the rest"
 
@@ -661,7 +661,7 @@ def test_the_command_for_a_link_of_another_name_says_what_becomes_of_the_clients
     wanted = deleted or ("new",)
     with pytest.raises(OptionError, match=f"was promoted with audit.*--link back-2 --topics {wanted[0]}$") as told:
         failback._require_not_forgotten(CLUSTER, CLUSTER, links, LinkTopics.of(wanted[0]), wanted)
-    assert ("link back leads its clients with standby=" in str(told.value)) == bool(deleted)
+    assert ("to which link back has led them: start them again" in str(told.value)) == bool(deleted)
 
 
 def test_a_topic_is_home_once_every_promotion_of_it_was_undone_and_as_long_as_none_came_after() -> None:

@@ -64,7 +64,7 @@ class Home:
 
 
 class Watched:
-    """A way back of link A-B whose client needs these topics, and is on a cluster that `has` and hides some."""
+    """A way back of link A-B whose client needs these topics, and is on a cluster that `has` and hides some; so does the one it has left."""
 
     def __init__(self, home: Home, monkeypatch: pytest.MonkeyPatch, *needs: str, left: LinkControl = LEFT) -> None:
         monkeypatch.setattr(control_topic, "control_topic", lambda cluster: home)
@@ -75,22 +75,29 @@ class Watched:
         self.silence: Exception | None = None
         self.asked: list[set[str]] = []
         self.ids: dict[str, str] = {}
+        self.home_has = {CONTROL_TOPIC, "orders", "audit"}
+        self.home_hides: set[str] = set()
+        self.home_silence: Exception | None = None
+        self.home_ids: dict[str, str] = {}
+        self.home_asked: list[set[str]] = []
 
         async def connect(patience_ms: int) -> None:
             pass
 
         async def visible_topics(cluster: Any, topics: Collection[str]) -> Any:
-            assert cluster is self.watch._here
-            self.asked.append(set(topics))
-            if self.silence is not None:
-                raise self.silence
-            return {topic: [0] for topic in topics if topic in self.has}, {
-                topic: Errors.TopicAuthorizationFailedError(topic) for topic in topics if topic in self.hides
+            is_here = cluster is self.watch._here
+            (self.asked if is_here else self.home_asked).append(set(topics))
+            if (silence := self.silence if is_here else self.home_silence) is not None:
+                raise silence
+            has, hides = (self.has, self.hides) if is_here else (self.home_has, self.home_hides)
+            return {topic: [0] for topic in topics if topic in has}, {
+                topic: Errors.TopicAuthorizationFailedError(topic) for topic in topics if topic in hides
             }
 
         async def read_ids(source: None, cluster: Any, topics: Collection[str]) -> dict[str, TopicIds]:
-            assert cluster is self.watch._here and self.has.issuperset(topics)
-            return {topic: TopicIds(target=self.ids.get(topic, "")) for topic in topics}
+            ids, has = (self.ids, self.has) if cluster is self.watch._here else (self.home_ids, self.home_has)
+            assert has.issuperset(topics)
+            return {topic: TopicIds(target=ids.get(topic, "")) for topic in topics}
 
         for cluster in self.watch._clusters:
             monkeypatch.setattr(cluster, "connect", connect)
@@ -289,6 +296,117 @@ def test_a_topic_that_was_created_again_where_the_client_is_holds_it_no_longer(
     assert one.follows == follows
     to = one.watch.destination(None)
     assert to.was_created_again(TopicPartition("audit", 0), now) == (follows is not None or len(ids) == 2)
+    one.close()
+
+
+def promoted_back(*topics: str, begun: dict[str, str], **said: Any) -> LinkControl:
+    """A link home that is promoted, and had begun these topics, with these ids."""
+    logs = {TopicPartition(topic, 0): TopicIds("s", target) for topic, target in begun.items()}
+    said = {"copied_until": dict.fromkeys(logs, 5), **said}
+    return back(*topics, undoes=("second",), is_promotion_begun=True, is_fenced=True, begun=logs, **said)
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "is_home"),
+    [
+        ("t2", "t2", True),
+        ("t2", "t3", False),
+        ("t2", None, False),
+        ("t2", "", True),  # brokers before 2.8
+        ("", "t3", True),
+        ("", None, False),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("orders",)])
+def test_a_topic_that_was_deleted_at_home_since_its_way_back_was_promoted_is_not_home(
+    home: Home,
+    begun: str,
+    now: str | None,
+    is_home: bool,
+    more: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = Watched(home, monkeypatch, "audit", *more)
+    home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": begun}))
+    one.home_ids = {"orders": "t1", "audit": now or ""}
+    one.home_has -= {"audit"} if now is None else set()
+    assert one.follows == ("B-A" if is_home else None)
+    if not is_home:
+        with pytest.raises(OptionError, match=r"as far as it is still there, and none all that the client needs \("):
+            one.control()
+        home.has("again", back("audit", *more, undoes=("second",)))
+        assert one.follows == "again" and not one.control().is_promoted, "which brings it home"
+    one.close()
+
+
+def test_a_client_whose_topics_are_home_goes_there_whatever_became_of_others(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Watched(home, monkeypatch, "orders")
+    home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": "t2"}))
+    home.has("again", back("audit", undoes=("second",)))
+    one.home_ids, one.home_has = {"orders": "t1"}, {CONTROL_TOPIC, "orders"}
+    assert one.follows == "B-A" and one.control().is_promoted
+    assert set().union(*one.home_asked) == {CONTROL_TOPIC, "orders"}, "and nothing else is asked"
+    one.close()
+
+
+def test_a_link_back_that_is_not_promoted_asks_nobody_what_is_home(home: Home, watched: Watched) -> None:
+    home.has("B-A", back("orders", "audit", undoes=("second",)))
+    assert watched.follows == "B-A" and not watched.home_asked
+
+
+@pytest.mark.parametrize("unknown", ["silent", "knows no topic yet"])
+def test_nobody_goes_home_before_it_is_told_what_is_there(home: Home, watched: Watched, unknown: str) -> None:
+    home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": "t2"}))
+    watched.home_has = {CONTROL_TOPIC, "orders", "audit"} if unknown == "silent" else set()
+    watched.home_silence = Errors.KafkaConnectionError("refused") if unknown == "silent" else None
+    with pytest.raises(Errors.KafkaError):
+        watched.control()
+    watched.home_has, watched.home_silence = {CONTROL_TOPIC, "orders", "audit"}, None
+    assert watched.follows == "B-A"
+
+
+def test_a_topic_that_home_hides_counts_as_there(home: Home, watched: Watched) -> None:
+    home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": "t2"}))
+    watched.home_has, watched.home_hides = {CONTROL_TOPIC, "orders"}, {"audit"}
+    assert watched.follows == "B-A"
+
+
+@pytest.mark.parametrize(
+    ("audit", "again", "moved", "follows"),
+    [
+        (None, None, ("orders", "audit"), "B-A"),  # an operator has retired it at home
+        ("t3", None, ("orders", "audit"), "B-A"),  # or has created it again
+        (None, "prepared", ("orders", "audit"), None),
+        ("t3", "prepared", ("orders", "audit"), None),
+        ("t3", "promoted", ("orders", "audit"), "B-A"),
+        (None, None, ("orders",), None),  # the promotion had left it where the clients are
+        ("t3", "promoted", ("orders",), "B-A"),
+    ],
+)
+def test_a_client_without_topics_is_held_by_what_another_link_is_to_bring_home(
+    home: Home,
+    audit: str | None,
+    again: str | None,
+    moved: tuple[str, ...],
+    follows: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Watched(home, monkeypatch)
+    ends = {TopicPartition(topic, 0): 5 for topic in moved}
+    home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": "t2"}, copied_until=ends))
+    if again is not None:
+        is_over = again == "promoted"
+        home.has(
+            "again", promoted_back("audit", begun={"audit": "t3"}) if is_over else back("audit", undoes=("second",))
+        )
+    one.home_ids = {"orders": "t1", "audit": audit or ""}
+    one.home_has -= {"audit"} if audit is None else set()
+    assert one.follows == follows
+    one.home_has = {CONTROL_TOPIC}
+    assert one.follows is None, "nothing is home"
     one.close()
 
 
