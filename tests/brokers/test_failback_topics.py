@@ -223,6 +223,9 @@ def test_a_topic_that_was_left_out_of_a_later_move_stays_left_out(source: str, t
     append_records(target, first, 3, first=100)
     with pytest.raises(OptionError) as refused:
         failed_back(target, source, link)
+    there = ends(source, second)
+    (at_home,) = failed_back(target, source, link, topics=f"{name}-.*", discards=True).blockers
+    assert second in at_home and "nothing is to be brought back" in at_home and ends(source, second) == there
     delete_topic(target, second)
     with pytest.raises(OptionError, match="promoted with topics-fewer-b on this target"):
         failed_back(target, source, link, topics=f"{name}-.*")  # which takes that name, and brings nothing of it

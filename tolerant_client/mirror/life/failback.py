@@ -21,8 +21,8 @@ Laws:
 - Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is copied again, and
   blocks nothing.  Nor does another link's copy of them, which is left alone.
 - A partition without a leader on either cluster blocks it, and is named; the logs of other topics are compared and shown.
-- What the target is the primary of is home: a promoted link has brought it there, and undone every promotion that had moved it
-  away.  It is named, and neither compared, deleted nor chosen; nor are the records of a promotion that was undone a reason to delete.
+- What the target is the primary of is home: a promoted link has brought it there, and every promotion that had moved it away was undone.
+  It is named, and neither compared, deleted nor chosen; nor are the records of a promotion that was undone a reason to delete.
   What the promotion of another link has not moved to the target yet is named, too, and left alone: a process of it may still write there.
 - A link of that name from another source keeps its control, also once it was promoted: nothing else says what it was promoted with.
   So does one that was promoted with a topic of which nothing is brought back now, unless that promotion was undone.
@@ -152,6 +152,9 @@ async def failback(
     view = await see_topics(source, target, chosen)
     view.require_seen(link)
     names = sorted(view.on_source) or select_topics(chosen, await source.partitions())
+    if topics is None and not chosen.option:
+        # As the mirror is told to start: else a new topic would be the link's, too, and nobody would copy it.
+        chosen = only_topics(names)
     undoes = await _require_may_begin(source, target, links, chosen, names)
     compared = await _compare(source, target, links, names, chosen)
     found = decide(compared, discards=discards)

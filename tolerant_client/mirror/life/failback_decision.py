@@ -40,10 +40,15 @@ def undone(link: str, control: LinkControl, back: Mapping[str, LinkControl]) -> 
 
 
 def at_home(forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl]) -> dict[str, str]:
-    """The topics of which the target is the primary since every promotion of a forward link was undone, and the link that has done it."""
+    """The topics of which the target is the primary, and the promoted way home that has brought each.
+
+    No forward link has moved them away since: whichever has was undone, or was prepared again without them, and tells no more of it.
+    """
     promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
     brought = {name: undone(name, c, of_target) for name, c in promoted.items()}
-    found = {topic: link for topics in brought.values() for topic, link in topics.items()}
+    ways_home = {name: c for name, c in of_target.items() if c.undoes}
+    found = {topic: name for name, c in ways_home.items() for topic in copied_topics(c) if c.has_moved(topic)}
+    found |= {topic: link for topics in brought.values() for topic, link in topics.items()}
     return {
         topic: link
         for topic, link in found.items()
