@@ -264,29 +264,31 @@ def test_after_a_flow_of_a_file_the_way_back_starts_with_a_file_and_without_one(
     for topic in ("topics-file-a", "topics-file-x"):
         create_topic(source, topic)
         append_records(source, topic, 5)
-    files = {flow: tmp_path / flow for flow in ("P->Q", "Q->P")}
+    files = {flow: tmp_path / flow for flow in ("P->Q", "Q->P", "Q->P-2")}
     for flow, file in files.items():
+        alias = "P-2" if flow.endswith("-2") else "P"
         file.write_text(
-            f"clusters = P, Q\nP.bootstrap.servers = {source}\nQ.bootstrap.servers = {target}\n{flow}.enabled = true\n"
+            f"clusters = {alias}, Q\n{alias}.bootstrap.servers = {source}\nQ.bootstrap.servers = {target}\n{flow}.enabled = true\n"
             "topics = topics-file-.*\ntopics.exclude = .*-x\nemit.heartbeats.enabled = false\n"
             "replication.policy.class = org.apache.kafka.connect.mirror.IdentityReplicationPolicy\n"
         )
-    there, back = (link_of_file(file, flow)[0].link_topics for flow, file in files.items())
+    there, back, _ = (link_of_file(file, flow)[0].link_topics for flow, file in files.items())
     mirror(source, target, there, "P-Q")
     failed_over(target, "P-Q")
     append_records(target, "topics-file-a", 3, first=50)
-    for link in ("topics-by-hand", "Q-P"):
+    for link in ("topics_by_hand", "Q-P-2", "Q-P"):
         clusters = ["--source", target, "--target", source, "--link", link]
         told = CliRunner().invoke(app, ["failback", *clusters], env={"COLUMNS": "500"})
         options = re.search(
-            r"Start its mirror with these clusters, --link \S+ and (--topics .*)\nOr .* a file", told.stdout
+            r"Start its mirror with these clusters, --link \S+ and (--topics .*)\n(?:Or .* a file .* its flow (\S+) is)?",
+            told.stdout,
         )
         assert told.exit_code == 0 and options, told.output
-        start = [*clusters, *shlex.split(options[1])] if link == "topics-by-hand" else ["--config", str(files["Q->P"])]
+        start = [*clusters, *shlex.split(options[1])] if "-" not in link else ["--config", str(files[options[2]])]
         planned = CliRunner().invoke(app, ["plan", *start], env={"COLUMNS": "500"})
         assert planned.exit_code == 0 and "topics-file-a" in planned.output, planned.output
         assert "topics-file-x" not in planned.output
-        if link == "topics-by-hand":
+        if link != "Q-P":
             with both(target, source) as (_, copy):
                 assert copy.run(lambda: repair(copy, link, forgets=True)).exit_code == 0
     mirror(target, source, back, "Q-P")

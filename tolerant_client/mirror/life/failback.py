@@ -401,6 +401,7 @@ async def _compare(
         others,
         unknown,
         unled,
+        {name: of for of, c in links.of_target.items() if of != link and c.is_promoted for name in copied_topics(c)},
     )
 
 

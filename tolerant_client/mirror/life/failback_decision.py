@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import count
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -219,7 +220,8 @@ class Compared(NamedTuple):
 
     `refused` are those that another link copies, `others` no originals of the source's, `unknown` those that could not be told,
     and why.  `own` are copies of this link before its promotion, `heartbeats` those of `own` that hold no data; `taken` were
-    copied by a forward link.  `unled` are partitions whose logs cannot be read now, and why: nothing is told of their topics.
+    copied by a forward link.  `unled` are partitions whose logs cannot be read now, and why: nothing is told of their topics.  `promoted` are copies of
+    other links, and which promoted one.
     """
 
     logs: tuple[SharedLog, ...]
@@ -230,6 +232,7 @@ class Compared(NamedTuple):
     others: Mapping[str, str]
     unknown: Mapping[str, str]
     unled: Mapping[TopicPartition, str]
+    promoted: Mapping[str, str]
 
 
 class Decision(NamedTuple):
@@ -253,7 +256,7 @@ def decide(compared: Compared, *, discards: bool) -> Decision:
         *left_alone(compared.others),
         *untold(compared.unknown),
         *blockers(logs, discards=discards, undeletable=undeletable),
-        *strangers(undeletable, own),
+        *strangers(undeletable, own, compared.promoted),
     )
     deleted = compared.heartbeats | given_up if discards else compared.heartbeats
     kept = [p for p in logs if p.topic not in deleted and p.shared_until]
@@ -308,10 +311,20 @@ def lost_records(partitions: Iterable[SharedLog]) -> str:
     return f"{'' if all(p.is_counted for p in every) else 'at least '}{sum(p.lost_records for p in every):,}"
 
 
-def strangers(undeletable: Collection[str], own: Collection[str]) -> tuple[str, ...]:
-    """Why topics whose logs cannot be adopted are not deleted either; `own` are copies of this link before its promotion."""
-    found = []
-    if foreign := sorted(set(undeletable).difference(own)):
+def strangers(
+    undeletable: Collection[str], own: Collection[str], promoted: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Why topics whose logs cannot be adopted are not deleted either; `own` are copies of this link before its promotion, `promoted`
+    those of others.
+    """
+    others = {name: promoted[name] for name in undeletable if name in promoted and name not in own}
+    found = [
+        f"{some(of)} on the target is the copy of link {link}, which was promoted, so --discard-diverged does not delete it: if"
+        " applications write there, exchange source and target; else leave it out of --topics, or delete it yourself,"
+        f" {WITH_WHAT_IT_HAS}"
+        for link, of in by_reason(others).items()
+    ]
+    if foreign := sorted(set(undeletable).difference(own, others)):
         found.append(
             f"the target's log of {some(foreign)} is not a copy of the source's, and no control on the source says that a link"
             " copied it from there: it may be another topic of the same name, so --discard-diverged does not delete it. Leave"

@@ -207,6 +207,10 @@ def test_only_what_a_link_took_from_there_is_deleted() -> None:
     )
     (text,) = strangers({"orders"}, {"orders"})
     assert "orders on the target is this link's own copy" in text and "by failback in the other direction" in text
+    copies = {"orders": "there", "users": "there", "audit": "there"}
+    theirs, former = strangers({"orders", "users"}, {"orders"}, copies)
+    assert theirs.startswith("users on the target is the copy of link there, which was promoted,")
+    assert "exchange source and target" in theirs and "orders on the target is this link's own copy" in former
 
 
 @pytest.mark.parametrize("discards", [False, True])
@@ -525,6 +529,7 @@ def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_
     found = drive(unshared_logs(source, target, ["clicks", "orders", "only"]))  # type: ignore[arg-type]
     assert found == [SharedLog("orders", 2, 3, 9, 0)] and found[0].is_diverged and found[0].to_copy == 0
     (text,) = blockers([replace(found[0], lost_records=6)], discards=False)
+    assert "deleted on the target, with what groups have committed of them there, and copied again" in text
     assert "6 committed records in all: orders-2 from offset 3 to 9. Read what you need" in text
     assert drive(unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
 
