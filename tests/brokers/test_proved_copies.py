@@ -165,8 +165,9 @@ def test_what_precedes_a_record_that_the_target_refuses_is_copied_and_the_error_
         )
         with pytest.raises(TolerantClientError, match=said):
             mirror(source, target, topic)
+        # Not in the broker's words, which are others at each try: then it would never have been refused for long.
         with pytest.raises(
-            TolerantClientError, match=f"append at offset 27 was refused .*32: Timestamp {NOW - DAY} of "
+            TolerantClientError, match="append at offset 27 was refused .*32: The timestamp of the message"
         ):
             mirror(source, target, late)
         assert (ends(target, topic), ends(target, late)) == ([33], [27])

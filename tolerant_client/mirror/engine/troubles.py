@@ -99,9 +99,11 @@ def refusal(
     error = Errors.for_code(error_code)
     if error_code in _NOT_NEXT or getattr(error, "retriable", False):
         return None
+    # What brokers say of a timestamp has the time of each try, and the record's place in our batch as its offset.
+    is_steady = error is not Errors.InvalidTimestampError
+    said = (reason if is_steady else "") or getattr(error, "description", "")
     return PartitionRefusedError(
-        f"{partition}: {doing} at offset {offset} was refused with {error.__name__}"
-        f" (error {error_code}: {reason or getattr(error, 'description', '')})"
+        f"{partition}: {doing} at offset {offset} was refused with {error.__name__} (error {error_code}: {said})"
     ).advising(remedy(error_code, right))
 
 

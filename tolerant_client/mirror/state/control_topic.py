@@ -112,8 +112,8 @@ class ControlFollower(ABC):
         """Reads what is new; two small requests if nothing is.  Raises KafkaError."""
         topic = control_topic(self.cluster)
         self._is_there = await topic.exists()
-        end = await topic.end() if self._is_there else 0
         there = (topic.id, topic.leader_epochs) if self._is_there else ("", [])
+        end = await topic.end() if self._is_there else 0
         is_other = end < self.position or there != self._read_of
         position = 0 if is_other else self.position
         if is_other or end > position:

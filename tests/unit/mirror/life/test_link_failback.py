@@ -681,7 +681,8 @@ def test_a_topic_is_home_once_every_promotion_of_it_was_undone_and_as_long_as_no
         ({"there": moved("orders")}, {"back": replace(back, copied_until={}, topics=EVERYTHING)}, set()),  # made anew
         ({"there": replace(moved("orders"), is_promotion_begun=False)}, {"back": back}, both),
         ({"there": moved("audit")}, {"back": back}, both),
-        ({}, {"there": moved("orders")}, set()),  # a first move, which nobody has undone
+        ({"back": back}, {"there": moved("orders")}, set()),  # a move, which nobody has undone
+        ({}, {"back": back}, set()),  # in a ring of three clusters it has undone a promotion of the third
     ):
         assert at_home(forward, of_target).keys() == home
 

@@ -30,6 +30,7 @@ from tolerant_client.mirror.batches.gaps import Gap, GapFill
 from tolerant_client.mirror.engine.identical.accept import accept
 from tolerant_client.mirror.engine.identical.partition import PartitionCopy
 from tolerant_client.mirror.engine.identical.queued_partition import Phase
+from tolerant_client.mirror.engine.troubles import refusal
 from tolerant_client.records.record_batch import BatchHeader, Record, encode_batch, iter_batches, read_header
 
 TP = TopicPartition("orders", 3)
@@ -452,6 +453,13 @@ def test_law_e_refusal_that_will_not_heal_stops_with_its_name_and_offset(error_c
     assert copy.phase is Phase.STOPPED
     assert type(copy.error) is PartitionRefusedError
     assert f"orders-3: append at offset 100 was refused with {Errors.for_code(error_code).__name__}" in str(copy.error)
+
+
+def test_what_is_said_of_a_refusal_is_the_same_at_each_try() -> None:
+    """Else it would be told as a new one, since just now: a broker's words on a timestamp have the present time."""
+    said = [str(refusal("orders-3", "append", 100, 32, "", f"within [{n}, {n + 1}]")) for n in (1, 2)]
+    assert said[0] == said[1]
+    assert "without key" in str(refusal("orders-3", "append", 100, 87, "", "message without key"))
 
 
 @pytest.mark.parametrize(
