@@ -1320,7 +1320,7 @@ def test_a_promotion_of_a_translated_link_that_was_promoted_says_so_though_its_c
 def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(
     source: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, link = "life-lost", "lost"
+    topic, link = "life-lost", "life-sole"
     reads = Mock(side_effect=read_controls)
     monkeypatch.setattr(circles, "read_controls", reads)
     create_topic(source, topic, 1)
@@ -1332,11 +1332,11 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(
     reads.reset_mock()
     with pytest.raises(
         TargetDivergedError,
-        match=r"is the original: link lost, .* failback --source \S+ --target \S+ --link lost-back --topics life-lost:",
+        match=r"is the original: link life-sole, .* failback --source \S+ --target \S+ --link life-sole-back --topics life-lost:",
     ):
-        prepare(target, source, topic, "lost-back")
+        prepare(target, source, topic, "life-sole-back")
     assert reads.call_count == 1, "a start asks once who copies the other way"
-    report = run(target, source, failback, "lost-back", topic)
+    report = run(target, source, failback, "life-sole-back", topic)
     (found,) = report.partitions
     assert report.exit_code == 3 and not report.is_done
     assert (found.shared_until, found.target_end, found.lost_records, found.lost_offsets) == (
@@ -1346,11 +1346,11 @@ def test_what_the_old_source_alone_has_is_named_and_given_up_only_when_asked(
         ((100, 107),),
     )
     with pytest.raises(Exception, match="life-lost-0"):
-        mirror(target, source, topic, "lost-back")
-    report = run(target, source, failback, "lost-back", topic, discards=True)
+        mirror(target, source, topic, "life-sole-back")
+    report = run(target, source, failback, "life-sole-back", topic, discards=True)
     assert report.is_done and report.deleted_topics == (topic,)
     reads.reset_mock()
-    mirror(target, source, topic, "lost-back")
+    mirror(target, source, topic, "life-sole-back")
     assert reads.call_count == 1
     assert compare(target, source, topic).identical
 
