@@ -18,7 +18,7 @@ from tolerant_client import KafkaConsumer, KafkaProducer
 from tolerant_client.errors import NotMirroredError
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.standby import follower
-from tolerant_client.mirror.standby.link_watch import NEW_S, LinkWatch
+from tolerant_client.mirror.standby.link_watch import WRITTEN_S, LinkWatch
 from tolerant_client.mirror.standby.way_back import WayBack
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
@@ -325,7 +325,7 @@ def test_a_client_that_was_frozen_for_one_round_trip_stays_though_its_cluster_is
     came = time.monotonic()
     pair.prepares(target, source, pair.back)
     pair.to_a()
-    time.sleep(max(0.0, came + NEW_S + 1 - time.monotonic()))
+    time.sleep(max(0.0, came + WRITTEN_S + 1 - time.monotonic()))
     proxy.faults = [Stall(seconds=0.1)]
     monkeypatch.setattr(follower, "FIRST_WORD_S", WITHIN_S)  # a busy machine is slow to tell
     wakes.set()

@@ -37,9 +37,8 @@ class CopiedPartition(ABC):
         self.first_round = 0  # the reader drops responses of earlier rounds: they are for another position
         self.was_full = False  # the reader does not fetch it until less of it waits
         self.is_recoded = False  # batches are sent in the codec of the target's topic
-        self.separate_until = (
-            0  # before this source offset a batch was refused, or several that were joined; or at it a record
-        )
+        # Before this source offset a batch was refused, or several that were joined; or at it a record.
+        self.separate_until = 0
         self.dry_since: float | None = None  # since when the source has stable records but returns none
         self.dry_turns = 0  # of the reader then
         self._troubles = Troubles()

@@ -48,7 +48,7 @@ def at_home(forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkCont
     promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
     brought = {name: undone(name, c, of_target) for name, c in promoted.items()}
     # Of a source that tells of no link from the target, what was undone was on another cluster (a ring of three), or is forgotten.
-    ways_home = {name: c for name, c in of_target.items() if c.undoes and forward}
+    ways_home = {name: c for name, c in of_target.items() if c.undoes} if forward else {}
     found = {topic: name for name, c in ways_home.items() for topic in copied_topics(c) if c.has_moved(topic)}
     found |= {topic: link for topics in brought.values() for topic, link in topics.items()}
     return {

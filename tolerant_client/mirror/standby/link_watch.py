@@ -55,7 +55,7 @@ WAIT_MS: Final = 10_000
 FIRST_WORD_S: Final = 2.0  # for which a client waits until a cluster tells of a promotion
 PROMPT_S: Final = 0.3  # instead, where that is hardly to be expected, and the cluster may be lost
 NEWS_S: Final = 15.0  # since a link was seen unpromoted: its promotion is hardly undone already
-NEW_S: Final = 3.0  # since the record of its promotion was written
+WRITTEN_S: Final = 3.0  # since the record of a promotion that has just happened was written
 _SOME_TOPIC: Final = "orders"
 _NUMBERS: Final = re.compile(r"\d+")
 
@@ -269,7 +269,7 @@ class LinkWatch:
                 f"Link {self.link} is promoted, and its control does not tell where its copies end: the client stays where it is. Make a"
                 " new one, which begins at the standby"
             )
-        is_new = time.monotonic() - unpromoted_s < NEWS_S and control.is_younger(NEW_S, time.time())
+        is_new = time.monotonic() - unpromoted_s < NEWS_S and control.is_younger(WRITTEN_S, time.time())
         return control, is_new
 
     async def _check_rights(self, topics: set[str], group: str | None) -> None:

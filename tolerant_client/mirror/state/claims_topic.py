@@ -108,8 +108,8 @@ class Follower:
             if time.monotonic() - turned_at > _TURN_S:
                 await self._topic.cluster.net.sleep(0)
                 turned_at = time.monotonic()
-            if self.position != at:
-                return True  # who reads the log starts again
+                if self.position != at:
+                    return True  # who reads the log starts again
         return self.position > before
 
 

@@ -171,7 +171,7 @@ class ControlWatch(ControlFollower):
         """
         await self.refresh()
         position, newest = self.position, self.newest  # a later read, for another caller, moves them
-        current = self._said(newest)  # not `value`, which is of our life
+        current = _said_by(newest, self.link, self.cluster)  # not `value`, which is of our life
         wanted = change(current)
         if wanted == current:
             return current
@@ -185,11 +185,7 @@ class ControlWatch(ControlFollower):
             if newest is None or newest.value == value:
                 return wanted
             # A record written between our read and ours counts: apply our change to that one.
-            wanted, position = change(self._said(newest)), offset + 1
-
-    def _said(self, record: Record | None) -> LinkControl:
-        """What a record of the link says; the default without one."""
-        return LinkControl() if record is None else _decoded(record.value or b"", self.link, self.cluster)
+            wanted, position = change(_said_by(newest, self.link, self.cluster)), offset + 1
 
     async def _read(self) -> None:
         try:
@@ -201,7 +197,7 @@ class ControlWatch(ControlFollower):
     def _take(self, records: list[Record], is_other: bool) -> None:
         newest = newest_of(self.link, records, None if is_other else self.newest)  # without one, `value` still holds
         if newest is not None and newest is not self.newest:
-            self.value = self._as_of_our_life(self._said(newest))
+            self.value = self._as_of_our_life(_said_by(newest, self.link, self.cluster))
             self._was_written |= not self.value.is_unwritten
         self.newest = newest
 
@@ -256,9 +252,7 @@ async def read_control_and_others(target: Cluster, link: str) -> tuple[LinkContr
         records = await read_records(target)
     except Errors.TopicAuthorizationFailedError:
         return LinkControl(is_hidden=True), {}
-    newest = newest_of(link, records)
-    own = LinkControl() if newest is None else _decoded(newest.value or b"", link, target)
-    return own, controls_of(records, None).links
+    return _said_by(newest_of(link, records), link, target), controls_of(records, None).links
 
 
 async def read_records(cluster: Cluster) -> list[Record]:
@@ -323,6 +317,11 @@ def _readable(link: str, wanted: LinkControl, knew: int) -> bytes:
             f" name that is not UTF-8, a number above 2^63-1, or more than a cluster has ({why.partition(';')[0]})"
         )
     return value
+
+
+def _said_by(record: Record | None, link: str, target: Cluster) -> LinkControl:
+    """What a record of the link says; the default without one."""
+    return LinkControl() if record is None else _decoded(record.value or b"", link, target)
 
 
 def _decoded(value: bytes, link: str, target: Cluster) -> LinkControl:

@@ -186,8 +186,7 @@ class LinkControl:
 
     def has_begun(self, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
         """Whether the link has begun this very log of the target, not a former one; `ids` are the topics' present ids."""
-        begun = self.begun.get(partition)
-        return begun is not None and begun.is_of_target(ids.get(partition.topic, TopicIds()))
+        return partition in self.begun and not self.was_created_again(partition, ids.get(partition.topic, TopicIds()))
 
     def was_created_again(self, partition: TopicPartition, now: TopicIds) -> bool:
         """Whether the target's topic, which has these ids now, is another one than that whose log the link had begun."""
