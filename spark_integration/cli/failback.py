@@ -76,10 +76,9 @@ def _show(report: FailbackReport, start: str, *, has_file: bool) -> None:
         echo(f"tolerant-kafka: topic {name} {what} deleted on the target, and is copied anew", err=True)
     if report.is_done:
         echo(f"Link {report.link} is ready. {start}")
-        flow = report.link.replace("-", "->", 1)
-        if report.is_of_file and not has_file and flow != report.link:
+        if report.flow and not has_file:
             echo(
-                f"Or start it with a file that names the clusters so: its flow {flow} is link {report.link}. What a file has started"
+                f"Or start it with a file that names the clusters so: its flow {report.flow} is link {report.link}. What a file has started"
                 " is not started with options any more"
             )
     else:

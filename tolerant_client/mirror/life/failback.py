@@ -94,6 +94,7 @@ from tolerant_client.mirror.state.link_control import (
     plain_options,
     require_finished,
 )
+from tolerant_client.mirror.state.link_name import Aliases, flow_back
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
 from tolerant_client.mirror.state.plan import select_topics
@@ -105,8 +106,8 @@ from tolerant_client.mirror.state.topics import read_ids
 class FailbackReport:
     """What failback found and did: `is_done` once the link can be started, without a file with `topics` as its option --topics.
 
-    A dry run lists in `deleted_topics` those that it would delete.  `warnings` are of what stops the mirror.  `is_of_file`: a link that
-    it undoes was started with a file.
+    A dry run lists in `deleted_topics` those that it would delete.  `warnings` are of what stops the mirror.  `flow`: A->B, which is the
+    link in a file, if a file has started one that it undoes.
     """
 
     link: str
@@ -117,7 +118,7 @@ class FailbackReport:
     blockers: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     topics: str = ""
-    is_of_file: bool = False
+    flow: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -168,7 +169,7 @@ async def failback(
         found.blockers,
         found.warnings + _pauses(target, link, links.former, partitions),
         topics_option(chosen, names),
-        links.are_of_file(names),
+        links.flow(names),
     )
     if found.blockers or is_dry_run:
         return report
@@ -200,10 +201,14 @@ class _Links(NamedTuple):
     def home(self) -> dict[str, str]:
         return at_home(self.forward, self.of_target)
 
-    def are_of_file(self, names: Iterable[str]) -> bool:
-        """Whether a file names a forward link of these topics."""
-        of_file = [c for c in self.forward.values() if c.topics and LinkTopics.from_json(c.topics).names is not None]
-        return any(control.writes(name) for name in names for control in of_file)
+    def flow(self, names: Collection[str]) -> str:
+        """The flow that is the link in a file, if a file names a forward link of these topics; else ""."""
+        of_file = {
+            name: Aliases(topics.names.source_alias, topics.target_alias)
+            for name, c in self.forward.items()
+            if c.topics and (topics := LinkTopics.from_json(c.topics)).names and any(map(c.writes, names))
+        }
+        return flow_back(self.link, of_file)
 
 
 async def _read_links(source: Cluster, target: Cluster, link: str) -> _Links:

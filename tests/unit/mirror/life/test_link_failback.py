@@ -669,6 +669,16 @@ def test_the_command_for_a_link_of_another_name_says_what_becomes_of_the_clients
     assert ("to which link back has led them: start them again" in str(told.value)) == bool(deleted)
 
 
+def test_the_flow_of_a_link_back_is_named_where_a_file_has_named_its_topics() -> None:
+    """Aliases may have hyphens, too."""
+    names = TopicNames(IdentityReplicationPolicy(), "eu-west")
+    of_file = LinkTopics(TopicFilter(("orders",)), names=names, target_alias="us-east-1")
+    forward = {"eu-west-us-east-1": LinkControl(topics=of_file.to_json()), "typed": moved("audit")}
+    links = failback._Links("us-east-1-eu-west", "b", LinkControl(), None, forward, {})
+    assert [links.flow(of) for of in (["orders"], ["audit", "orders"])] == ["us-east-1->eu-west"] * 2
+    assert links.flow(["audit"]) == links._replace(link="back").flow(["orders"]) == ""
+
+
 def test_a_topic_is_home_once_every_promotion_of_it_was_undone_and_as_long_as_none_came_after() -> None:
     back, both = moved("orders|users", undoes=("there", "twin")), {"orders", "users"}
     for forward, of_target, home in (
