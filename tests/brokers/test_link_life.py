@@ -730,7 +730,13 @@ def test_failover_and_failback_lose_nothing_and_read_nothing_twice(
     assert compare(target, source, topic).identical
     # The source is promoted, and the first link begins another life, or another one goes on with what it adopts.
     assert run(target, source, promote, link, deadline_s=5.0).is_done
+    assert compare(source, target, topic).identical, "nothing was written since"
     append_records(source, topic, 5, partitions=2, first=900)
+    home = compare(source, target, topic)
+    assert home.outcome is Outcome.NOT_COMPARED and home.compared == 2 * 811 and home.held == 2 * 817
+    assert {p.error for p in home.partitions} == {
+        f"the target is no longer the source's copy: link {link} has copied back to it"
+    }
     again = link if hangs else f"{link}-again"
     # Of several links nothing tells which one another name undoes.
     assert run(source, target, failback, again, topic).is_done

@@ -220,7 +220,7 @@ async def as_left(
         elif not begun.get(e.partition, TopicIds()).is_of_source(TopicIds(str(ids.get(e.partition.topic) or ""))):
             why[e.partition] = _CREATED_AGAIN
         elif e.partition in theirs:
-            why[e.partition] = theirs[e.partition]
+            why[e.partition] = theirs[e.partition].why
         elif control.tells_no_start and not control.is_fenced and e.partition not in control.copied_until:
             why[e.partition] = _UNFINISHED  # whose marker ends the log is in the control with the last write
         elif control.is_of_unknown_source and control.is_identical and not e.position and e.source_end:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
+from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -14,9 +16,25 @@ from tolerant_client.mirror.state.link_control import Positions
 from tolerant_client.mirror.state.map_topic import was_never_started
 
 
+class CopiedBack(NamedTuple):
+    """Why a partition is not what another link copied, or may not be (not `is_known`).
+
+    `until` is where the last link back has ended; None if it goes on, or nothing says.
+    """
+
+    why: str
+    until: int | None = None
+    is_known: bool = True
+
+    @property
+    def no_copy(self) -> str:
+        """What the target is then, and why."""
+        return f"the target {'is' if self.is_known else 'may be'} no longer the source's copy: {self.why}"
+
+
 async def copied_back(
     source: Cluster, target: Cluster, partitions: Collection[TopicPartition], ours: Positions
-) -> dict[TopicPartition, str]:
+) -> dict[TopicPartition, CopiedBack]:
     """Which of these partitions, by their names on the target, a link has copied back to the source, or may have; and why.
 
     Not a link back with the same offsets that has not begun them: it writes that down first.  Nor one that was promoted before our own
@@ -26,9 +44,10 @@ async def copied_back(
     try:
         links = (await read_controls(source, frozenset(p.topic for p in wire.values()))).links
     except Errors.TopicAuthorizationFailedError:
-        return dict.fromkeys(wire, f"we may not read {CONTROL_TOPIC} of the source, so a link may have copied back")
+        hidden = f"we may not read {CONTROL_TOPIC} of the source, so a link may have copied back"
+        return dict.fromkeys(wire, CopiedBack(hidden, is_known=False))
     here = await target.cluster_id()
-    found: dict[TopicPartition, str] = {}
+    found: dict[TopicPartition, CopiedBack] = {}
     for name, control in links.items():
         if here is None or not control.may_copy_from(here) or not control.topics:
             continue
@@ -41,5 +60,11 @@ async def copied_back(
             end = control.copied_until.get(at)
             is_over = control.is_fenced and control.is_identical and end is not None and end <= ours.get(p, end)
             if control.writes(at.topic) and not is_over and (at in said or not is_told):
-                found[p] = f"link {name} has copied back to it"
+                until = end if control.is_fenced and control.is_identical else None
+                one = CopiedBack(f"link {name} has copied back to it", until)
+                found[p] = max(found.get(p, one), one, key=_end)
     return found
+
+
+def _end(back: CopiedBack) -> float:
+    return math.inf if back.until is None else back.until

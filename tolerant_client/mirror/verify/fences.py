@@ -6,18 +6,21 @@ fills the fence's offset on the old source.  So a copy ends there only where the
 offset, which was left behind: also one that is not committed, since a failover does not wait for open transactions.  Where the
 source's log starts after that offset, it ends there unless a link has copied back.  But it lacks nothing up to the source's log start
 if a promotion has found, before the source deleted that, that it had no committed record (`empty_until` of the control).
+
+What a link has copied back has no such end: both logs go on as one until that link is promoted, and from there on each is its own.
+Where they differ, the target is no longer the source's copy, which is no difference; nor is what follows compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
-from tolerant_client.mirror.state.copied_back import copied_back
+from tolerant_client.mirror.state.copied_back import CopiedBack, copied_back
 from tolerant_client.mirror.state.link_control import LinkControl, Positions
 from tolerant_client.mirror.verify.report import LogBounds
 
@@ -44,12 +47,45 @@ async def find_fences(
     return fences
 
 
+def ended_copies(promoted: Iterable[LinkControl], copying: Iterable[LinkControl]) -> dict[TopicPartition, int]:
+    """Where the last copies of promoted links ended, but those that a link is `copying` again.  Pure."""
+    again = {p for control in copying for p in (*control.begun, *control.adopted)}
+    ended: dict[TopicPartition, int] = {}
+    for control in promoted:
+        ended |= {p: max(end, ended.get(p, end)) for p, end in control.copied_until.items() if p not in again}
+    return ended
+
+
+async def find_copied_back(
+    source: Cluster,
+    target: Cluster,
+    ended: Positions,
+    fences: Collection[TopicPartition],
+    bounds: Mapping[TopicPartition, LogBounds],
+) -> dict[TopicPartition, CopiedBack]:
+    """Which of these copies, without a fence, a link has copied back; `until` is where that ended, if the target goes on there."""
+    open_ended = bounds.keys() - set(fences)
+    longer = [p for p, end in ended.items() if p in open_ended and (bounds[p].source_end or 0) > end]
+    found = await copied_back(source, target, longer, ended) if longer else {}
+    return {
+        p: back if back.until is not None and back.until < (bounds[p].target_end or 0) else back._replace(until=None)
+        for p, back in found.items()
+    }
+
+
 def ends_before(
-    fences: Positions, empty: Positions, bounds: Mapping[TopicPartition, LogBounds]
+    fences: Positions,
+    back: Mapping[TopicPartition, CopiedBack],
+    empty: Positions,
+    bounds: Mapping[TopicPartition, LogBounds],
 ) -> dict[TopicPartition, LogBounds]:
-    """These bounds, but the copies end before these fences; the source had no record there before the offsets `empty`.  Pure."""
+    """These bounds, but the copies end before these fences, or where a link `back` has ended.  Pure.
+
+    The source had no record there before the offsets `empty`.
+    """
     found = dict(bounds)
-    for p, fence in fences.items():
+    ends = {p: of.until for p, of in back.items() if p in bounds and of.until is not None}
+    for p, fence in {**ends, **fences}.items():
         start = bounds[p].source_start or 0
         end = start if fence < start <= empty.get(p, 0) else fence
         found[p] = bounds[p]._replace(target_end=end, target_stable=min(bounds[p].target_stable or 0, end))

@@ -17,6 +17,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.logs.committed import Committed
+from tolerant_client.mirror.state.copied_back import CopiedBack
 from tolerant_client.mirror.state.health import counted
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, worst
 from tolerant_client.mirror.verify.slices import SliceResult
@@ -265,16 +266,21 @@ def partition_report(
     resumed: Resumed | None = None,
     begun_at: int = 0,
     rest: Committed | None = None,
+    back: CopiedBack | None = None,
 ) -> PartitionReport:
     """Joins the slices of one partition, which are ordered by offset and without gaps.
 
     `waiting` says what holds back the last stable offsets of source and target.  Offsets before `begun_at` were not to be copied:
     the link began there.  `rest` are the committed records of `bounds.rest`, None if they were not counted: without any, and with
-    nothing that the source has deleted there, the target lacks nothing.
+    nothing that the source has deleted there, the target lacks nothing.  A target that was copied `back` is no copy where its end differs.
     """
     start, until = bounds.common
     resumed_at = None if resumed is None else max(start, min(resumed.identical_until, until))
-    found, gaps = _at_the_ends(bounds, allow_behind, waiting, begun_at, rest)
+    found, gaps = _at_the_ends(bounds, allow_behind and back is None, waiting, begun_at, rest)
+    error = next((r.error for r in results if r.error is not None), None)
+    if back is not None:
+        is_other = found is not None or back.until is not None
+        found, error = None, back.no_copy if is_other else error
     if resumed is not None and resumed_at is not None:
         before = [part._replace(until_offset=min(part.until_offset, resumed_at)) for part in resumed.not_compared]
         gaps += [part for part in before if part.until_offset > max(start, part.from_offset)]
@@ -304,13 +310,13 @@ def partition_report(
         compared=high - low - covered(gaps, low, high),
         not_compared=tuple(sorted(gaps)),
         records=sum(r.records for r in results),
-        lag=max(0, (bounds.source_stable or 0) - (max(low, copied) if high > low else copied)),
+        lag=0 if back else max(0, (bounds.source_stable or 0) - (max(low, copied) if high > low else copied)),
         filler=sum(r.filler for r in results),
         compacted=sum(r.compacted for r in results),
         ledger=tuple(rows),
         explained=sum(r.left_out for r in results) + _explained_elsewhere(rows, bounds, resumed_at),
         told_records=sum(r.told_records for r in results),
-        error=next((r.error for r in results if r.error is not None), None),
+        error=error,
     )
 
 

@@ -18,7 +18,7 @@ Laws:
   to copy it, according to the control, is compared as it is now, with a warning.
 - The copy of a promoted link ends before its fence (fences.py): all from that offset on is the target's own, and is not
   compared; a warning says so.  What the source has after that was left behind.  Heartbeats that the source got after that are not
-  compared either: they never end, and no promotion waits for them.
+  compared either: they never end, and no promotion waits for them.  Nor is what differs since a link has copied back.
 
 A Verification decides what to compare and joins the results; the caller decides who compares: this process, or a Spark job's tasks.
 """
@@ -42,6 +42,7 @@ from tolerant_client.mirror.logs.committed import Committed, count_committed
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control, read_controls
+from tolerant_client.mirror.state.copied_back import CopiedBack
 from tolerant_client.mirror.state.ledger import limit_of, of_present_topics, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import NOT_ON_SOURCE, created_again, is_heartbeats, see_topics, some
@@ -52,7 +53,7 @@ from tolerant_client.mirror.state.promoted_copies import promoted_copies, unname
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import describe_topics, require_names
 from tolerant_client.mirror.verify.begun_topics import begun_logs, own_topics
-from tolerant_client.mirror.verify.fences import ends_before, find_fences
+from tolerant_client.mirror.verify.fences import ended_copies, ends_before, find_copied_back, find_fences
 from tolerant_client.mirror.verify.log_comparison import Range
 from tolerant_client.mirror.verify.report import (
     LedgerRange,
@@ -107,9 +108,9 @@ class Verification:
         self._waiting: dict[TopicPartition, tuple[Waiting, Waiting]] = {}
         self._compacted: dict[str, tuple[bool, bool]] = {}
         self._promoted: list[LinkControl] = []  # of links between these clusters
-        self._beats_until: dict[
-            TopicPartition, int
-        ] = {}  # where their copies of heartbeats end, which go on at the source
+        self._ended: dict[TopicPartition, int] = {}  # where their copies end
+        self._back: dict[TopicPartition, CopiedBack] = {}
+        self._beats_until: dict[TopicPartition, int] = {}  # of their copies of heartbeats, which go on at the source
         self._empty: dict[TopicPartition, int] = {}  # up to where the source had no record after these copies
         self._rest: dict[TopicPartition, Committed] = {}  # what the source has after the target's end
         self._starts: dict[TopicPartition, int] = {}  # of links that began at a time (--from)
@@ -177,6 +178,7 @@ class Verification:
             control for control in links.values() if control.is_promotion_begun and control.may_copy_from(origin)
         ]
         copying = [control for control in links.values() if control.source_cluster_id == origin and not control.is_over]
+        self._ended = ended_copies(promoted, copying)
         for link, control in links.items():
             if control.topics and control.may_copy_from(origin) and await has_map(self.target, link, control):
                 others: set[TopicPartition] = set()
@@ -239,7 +241,8 @@ class Verification:
                 "the link was promoted; from the fence on, the target's log is its own and is left out; the fence is at"
                 f" offset ({names})"
             )
-        return ends_before(fences, self._empty, found)
+        self._back |= await find_copied_back(self.source, self.target, self._ended, fences, found)
+        return ends_before(fences, self._back, self._empty, found)
 
     async def next_slices(self) -> list[Slice]:
         """The next ranges to compare, one per partition; partitions without a leader come later, when they have one.
@@ -410,6 +413,7 @@ class Verification:
             resumed=self._resumed.get(partition),
             begun_at=self._starts.get(partition, 0),
             rest=self._rest.get(partition),
+            back=self._back.get(partition),
         )
 
 

@@ -247,6 +247,30 @@ def test_what_the_source_has_now_is_not_called_left_behind_where_others_wrote_it
     assert bool(report.unknown_left) is bool(why) is not bool(report.left_behind)
 
 
+@pytest.mark.parametrize(
+    ("links", "until"),
+    [
+        ({"back": replace(FORMER_BACK, copied_until={P: 101})}, 101),
+        ({"back": BACK}, None),  # it goes on
+        ({"a": replace(FORMER_BACK, copied_until={P: 101}), "back": replace(FORMER_BACK, copied_until={P: 120})}, 120),
+        ({"a": BACK, "back": replace(FORMER_BACK, copied_until={P: 120})}, None),
+        (
+            {"x": replace(FOUND, copied_until={P: 101})},
+            None,
+        ),  # it had no control: how far it copied is no end of both logs
+    ],
+)
+def test_both_logs_go_on_as_one_until_the_last_link_back_has_ended(
+    links: dict[str, LinkControl], until: int | None
+) -> None:
+    asked: Any = (Source(links), Target(), [P], {P: 100})
+    (found,) = asyncio.run(copied_back.copied_back(*asked)).values()
+    assert found.until == until and found.no_copy.startswith("the target is no longer the source's copy: link ")
+    hidden: Any = (Source(Errors.TopicAuthorizationFailedError("no")), *asked[1:])
+    (found,) = asyncio.run(copied_back.copied_back(*hidden)).values()
+    assert found.until is None and found.no_copy.startswith("the target may be no longer the source's copy: we may not")
+
+
 @pytest.mark.parametrize("known_by", ["map", "map without a record", "control"])
 def test_a_translated_link_says_of_a_topic_that_was_created_again_what_an_identical_one_says(
     monkeypatch: pytest.MonkeyPatch, known_by: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.batches.gaps import FILLER
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.copied_back import CopiedBack
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.verify import fences
 from tolerant_client.mirror.verify.report import LogBounds
 
@@ -72,10 +74,10 @@ def test_a_fence_is_where_a_marker_of_the_link_is(
 
 
 @pytest.mark.parametrize(
-    ("start", "back", "fence"), [(16, {}, 15), (15, {}, None), (18, {}, 15), (18, {P: "back"}, None)]
+    ("start", "back", "fence"), [(16, {}, 15), (15, {}, None), (18, {}, 15), (18, {P: CopiedBack("back")}, None)]
 )
 def test_where_the_source_has_deleted_what_it_had_at_the_fence_the_copy_ends_there_unless_a_link_copied_back(
-    start: int, back: dict[TopicPartition, str], fence: int | None, monkeypatch: pytest.MonkeyPatch
+    start: int, back: dict[TopicPartition, CopiedBack], fence: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def read_headers(_: Any, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
         return {p: SimpleNamespace(is_control=at == 15, producer_id=7, base_offset=at) for p, at in offsets.items()}
@@ -83,7 +85,7 @@ def test_where_the_source_has_deleted_what_it_had_at_the_fence_the_copy_ends_the
     async def read_slices(_: Any, ranges: Mapping[TopicPartition, Any], *, is_committed: bool) -> dict[Any, Any]:
         return {p: SimpleNamespace(records={}) for p in ranges}
 
-    async def copied_back(*_: Any) -> dict[TopicPartition, str]:
+    async def copied_back(*_: Any) -> dict[TopicPartition, CopiedBack]:
         return back
 
     for function in (read_headers, read_slices, copied_back):
@@ -92,3 +94,52 @@ def test_where_the_source_has_deleted_what_it_had_at_the_fence_the_copy_ends_the
     nowhere: Any = None
     found = asyncio.run(fences.find_fences(nowhere, nowhere, [control], {P: LogBounds(start, 18, 18, 0, 20, 20)}))
     assert found.get(P) == fence
+
+
+HOME = LinkControl(is_promotion_begun=True, is_fenced=True, producer_ids=(7,), copied_until={P: 15})
+LIVE = LinkControl(producer_ids=(8,), begun={P: TopicIds("s", "t")})
+
+
+@pytest.mark.parametrize(
+    ("promoted", "copying", "ended"),
+    [
+        ([HOME], [], {P: 15}),
+        ([HOME, replace(HOME, copied_until={P: 30})], [], {P: 30}),  # moved there once more
+        ([HOME], [LIVE], {}),  # it is a copy again
+        ([HOME], [replace(LIVE, begun={}, adopted={P: 20})], {}),
+    ],
+)
+def test_the_copy_of_a_promoted_link_has_ended_unless_another_one_goes_on_with_it(
+    promoted: list[LinkControl], copying: list[LinkControl], ended: dict[TopicPartition, int]
+) -> None:
+    assert fences.ended_copies(promoted, copying) == ended
+
+
+@pytest.mark.parametrize(
+    ("target_end", "until", "found"),
+    [
+        (20, 20, None),  # the target has nothing since
+        (25, 20, 20),
+        (25, None, None),  # the link back goes on
+    ],
+)
+def test_a_log_that_goes_on_after_it_was_copied_back_is_a_copy_up_to_there(
+    target_end: int, until: int | None, found: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    async def copied_back(*given: Any) -> dict[TopicPartition, CopiedBack]:
+        asked.append(given[2:])
+        return {P: CopiedBack("why", until)}
+
+    monkeypatch.setattr(fences, "copied_back", copied_back)
+    nowhere: Any = None
+    bounds = {P: LogBounds(0, 30, 30, 0, target_end, target_end)}
+    for fenced, longer, is_asked in (({}, bounds, True), ({P: 15}, bounds, False)):
+        told = asyncio.run(fences.find_copied_back(nowhere, nowhere, {P: 15}, fenced, longer))
+        assert told == ({P: CopiedBack("why", found)} if is_asked else {})
+    shorter = {P: bounds[P]._replace(source_stable=15, source_end=15)}
+    assert not asyncio.run(fences.find_copied_back(nowhere, nowhere, {P: 15}, {}, shorter))
+    assert asked == [([P], {P: 15})]
+    (cut,) = fences.ends_before({}, {P: CopiedBack("why", found)}, {}, bounds).values()
+    assert cut.target_end == cut.target_stable == (target_end if found is None else found)

@@ -13,6 +13,7 @@ from tolerant_client.errors import OptionError, OversizedRecordError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.batches.rewrite import rewrite
 from tolerant_client.mirror.logs.committed import Committed
+from tolerant_client.mirror.state.copied_back import CopiedBack
 from tolerant_client.mirror.state.ledger import limit_of
 from tolerant_client.mirror.verify.outcome import Difference, NotCompared, Outcome, covered, worst
 from tolerant_client.mirror.verify.report import (
@@ -71,6 +72,34 @@ def test_the_target_has_nothing_where_its_log_has_ended(target_end: int, gone: l
     found = report((50, 100, 0, target_end), *([done(50, 60)] if target_end == 60 else []))
     assert found.identical_until == target_end
     assert [offsets for *_, offsets, _, said in _rows(found) if "the source no longer has what" in said] == gone
+
+
+@pytest.mark.parametrize(
+    ("bounds", "back", "is_other"),
+    [
+        ((0, 30, 0, 20), CopiedBack("link back has copied back to it"), True),  # applications write at home again
+        ((0, 20, 0, 30), CopiedBack("link back has copied back to it"), True),  # the link back lags
+        (
+            (0, 30, 0, 20),
+            CopiedBack("link back has copied back to it", 20),
+            True,
+        ),  # and what the target has had since is cut
+        ((0, 20, 0, 20), CopiedBack("link back has copied back to it", 20), True),
+        ((0, 20, 0, 20), CopiedBack("link back has copied back to it"), False),  # nothing differs
+    ],
+)
+@pytest.mark.parametrize("allow_behind", [False, True])
+def test_a_target_that_was_copied_back_is_neither_different_nor_identical_where_the_logs_differ_since(
+    bounds: tuple[int, ...], back: CopiedBack, is_other: bool, allow_behind: bool
+) -> None:
+    found = report(bounds, done(0, 20), back=back, allow_behind=allow_behind)
+    assert found.outcome is (NOT_COMPARED if is_other else IDENTICAL) and found.compared == 20 and not found.lag
+    text = f"the target is no longer the source's copy: {back.why}"
+    assert found.error == (text if is_other else None) and found.first_difference is None
+    said = [row[-1] for row in _rows(found)]
+    assert said[:1] == ([f"not compared: {text}"] if is_other else [])
+    wrong = report(bounds, done(0, 20, compared_until=15, difference=WRONG._replace(offset=15)), back=back)
+    assert wrong.outcome is DIFFERENT, "what was found counts"
 
 
 def test_heartbeats_after_the_end_of_a_promoted_copy_are_not_compared() -> None:
