@@ -16,12 +16,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Final, NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import NotMirroredError
+from tolerant_client.stock.sought_batches import PAUSE_S, Doubts, Find, Sought, records_of, size_of
 
 MIRRORED: Final = "mirrored"  # a producer's `acks`
 SOMETHING_ELSE = (
@@ -108,6 +109,38 @@ class HeldBatches:
             with contextlib.suppress(RuntimeError):  # the producer has just been closed
                 self._manager._net.call_soon_with_future(self._complete, dropped)
 
+    async def settle_found(
+        self,
+        find: Find,
+        why_not: str,
+        wait_for: Doubts,
+        release: Callable[[Set[TopicPartition]], None] = lambda partitions: None,
+    ) -> None:
+        """Acknowledges what is held and a cluster has at its offset; the rest fails, since it is `why_not` there.
+
+        Asks again until it is told.  Does `release` partitions of which nothing is held any more.
+        """
+
+        def hear(partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
+            if isinstance(offsets, Exception):
+                wait_for(offsets)
+                return
+            there = set(offsets)
+            ended = [(one, None if one.base_offset in there else why_not) for one in self.up_to(partition)]
+            release({partition})
+            self.settle(ended)  # callbacks may send records
+
+        muted = self.waiting()
+        while (waiting := self.waiting()) and not self._manager.closed:
+            try:
+                await find(self._manager._net, {p: sought_at(self.up_to(p)) for p in waiting}, hear)
+            except Exception as error:
+                wait_for(error)
+            release(muted - self.waiting())  # also those whose time is over
+            if self.waiting():
+                await self._manager._net.sleep(PAUSE_S)
+        release(muted)
+
     def settle(self, ended: Sequence[tuple[HeldBatch, str | None]]) -> None:
         """Like `end`, on the event loop."""
         self._complete([(held, why) for held, why in ended if self.drop(held)])
@@ -146,3 +179,11 @@ class HeldBatches:
         errors = [NotMirroredError(why, topic, number, offset) for offset in offsets]
         if held.batch.complete_exceptionally(errors[0], errors.__getitem__):
             self._records.deallocate(held.batch)
+
+
+def sought_at(batches: Sequence[HeldBatch]) -> Sought:
+    """What to look for at the offsets that batches have on another cluster; where that gives times, their content alone counts."""
+    places = [held.base_offset for held in batches]
+    gives_times = any(held.log_append_time_ms >= 0 for held in batches)
+    sent = [held.batch for held in batches]
+    return Sought([*map(records_of, sent)], places[0], 0 if gives_times else None, places, size_of(sent))

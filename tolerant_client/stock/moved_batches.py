@@ -16,89 +16,15 @@ Laws:
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from kafka.structs import TopicPartition
 
-from tolerant_client.errors import text_of
-from tolerant_client.records.record_batch import Record, decode_records
-from tolerant_client.stock.held_batches import SOMETHING_ELSE, HeldBatch, HeldBatches
-
-log = logging.getLogger(__name__)
-
-_PAUSE_S = 0.5  # between two looks
-
-
-class Sought(NamedTuple):
-    """What to look for in the log of a partition: batches that follow one another, if they are there.
-
-    They are not below `from_offset`, if that is not -1.  Copies have the timestamps of their records, or, where brokers give times
-    (LogAppendTime), none before `appended_since_ms` (ms since the epoch).  With `places`, each batch is at that offset or not there.
-    `size` are the bytes of these batches as they were sent.
-    """
-
-    batches: Sequence[Sequence[Record]]
-    from_offset: int
-    appended_since_ms: int | None = None
-    places: Sequence[int] = ()
-    size: int = 0
-
-
-# Is told of each partition: the offsets of those sought batches that a cluster has, or why that is not known yet.  None after one
-# that it lacks, if they have no places.
-Tell = Callable[[TopicPartition, Sequence[int] | Exception], None]
-# On an event loop: tells of each partition as soon as it is known.  Raises what is wrong with the cluster.
-Find = Callable[[Any, Mapping[TopicPartition, Sought], Tell], Awaitable[None]]
-
-
-class Doubts:
-    """Says, each reason once, why it is not known what a cluster has."""
-
-    def __init__(self) -> None:
-        self._told = set[str]()
-
-    def __call__(self, error: Exception) -> None:
-        if (reason := text_of(error)) not in self._told:
-            self._told.add(reason)
-            log.warning("Which records the producer's cluster has is not known yet: %s", reason)
-
-
-async def settle_held(
-    manager: Any,
-    held: HeldBatches,
-    find: Find,
-    why_not: str,
-    wait_for: Doubts,
-    release: Callable[[Set[TopicPartition]], None] = lambda partitions: None,
-) -> None:
-    """Acknowledges what is held and a cluster has at its offset; the rest fails, since it is `why_not` there.
-
-    Asks again until it is told.  Does `release` partitions of which nothing is held any more.
-    """
-
-    def hear(partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
-        if isinstance(offsets, Exception):
-            wait_for(offsets)
-            return
-        there = set(offsets)
-        ended = [(one, None if one.base_offset in there else why_not) for one in held.up_to(partition)]
-        release({partition})
-        held.settle(ended)  # callbacks may send records
-
-    muted = held.waiting()
-    while (waiting := held.waiting()) and not manager.closed:
-        try:
-            await find(manager._net, {p: sought_at(held.up_to(p)) for p in waiting}, hear)
-        except Exception as error:
-            wait_for(error)
-        release(muted - held.waiting())  # also those whose time is over
-        if held.waiting():
-            await manager._net.sleep(_PAUSE_S)
-    release(muted)
+from tolerant_client.stock.held_batches import SOMETHING_ELSE
+from tolerant_client.stock.sought_batches import PAUSE_S, Doubts, Find, Sought, records_of, size_of
 
 
 class MovedBatches:
@@ -138,7 +64,7 @@ class MovedBatches:
     async def settle(self, find: Find) -> None:
         """Acknowledges what the log has, and has the rest sent; asks again until it is told."""
         if self._held is not None:
-            await settle_held(self._manager, self._held, find, SOMETHING_ELSE, self._wait_for, self._release)
+            await self._held.settle_found(find, SOMETHING_ELSE, self._wait_for, self._release)
         while self._in_question and not self._manager.closed:
             try:
                 await find(self._manager._net, dict(self._sought), self._hear)
@@ -146,7 +72,7 @@ class MovedBatches:
                 self._wait_for(error)
             self._leave_ended()
             if self._in_question:
-                await self._manager._net.sleep(_PAUSE_S)
+                await self._manager._net.sleep(PAUSE_S)
 
     def _release(self, partitions: Set[TopicPartition]) -> None:
         self._sender._accumulator.muted -= partitions - self._in_question.keys()
@@ -181,23 +107,6 @@ class MovedBatches:
             self._sender.acknowledge(batch, offset)
 
 
-def records_of(batch: Any) -> Sequence[Record]:
-    """The records of a batch that is closed."""
-    return tuple(decode_records(memoryview(batch.records.buffer())))
-
-
-def sought_at(batches: Sequence[HeldBatch]) -> Sought:
-    """What to look for at the offsets that batches have on another cluster; where that gives times, their content alone counts."""
-    places = [held.base_offset for held in batches]
-    gives_times = any(held.log_append_time_ms >= 0 for held in batches)
-    sent = [held.batch for held in batches]
-    return Sought([*map(records_of, sent)], places[0], 0 if gives_times else None, places, _size(sent))
-
-
-def _size(batches: Iterable[Any]) -> int:
-    return sum(len(batch.records.buffer()) for batch in batches)
-
-
 def _sought(sender: Any, partition: TopicPartition, batches: Sequence[Any]) -> Sought:
     age_s = time.monotonic() - min(batch.created for batch in batches)
     last = sender.last_offsets.get(partition, -1)
@@ -205,5 +114,5 @@ def _sought(sender: Any, partition: TopicPartition, batches: Sequence[Any]) -> S
         [records_of(batch) for batch in batches],
         -1 if last < 0 else last + 1,
         int((time.time() - age_s) * 1000) if sender.gives_times.get(partition.topic) else None,
-        size=_size(batches),
+        size=size_of(batches),
     )

@@ -39,7 +39,8 @@ from typing import Any, Final
 import kafka
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
-from tolerant_client.stock.moved_batches import Find, MovedBatches
+from tolerant_client.stock.moved_batches import MovedBatches
+from tolerant_client.stock.sought_batches import Find
 from tolerant_client.tracker.events import Moved
 
 log = logging.getLogger(__name__)

@@ -57,7 +57,7 @@ from kafka.protocol.producer import ProduceResponse
 
 from tolerant_client.errors import OutcomeUnknownError, RecoveryExhaustedError
 from tolerant_client.stock.held_batches import GIVEN_UP, HeldBatches
-from tolerant_client.stock.moved_batches import Doubts, Find, settle_held
+from tolerant_client.stock.sought_batches import Doubts, Find
 from tolerant_client.stock.stock_names import Sender
 
 log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ class TolerantSender(Sender):  # type: ignore[misc]  # kafka-python is untyped
         """Has `acks="mirrored"` mean "all" from now on, also for what is held, if `find` finds it in the producer's cluster."""
         held, self.held = self.held, None
         if held is not None:
-            await settle_held(self._client._manager, held, find, GIVEN_UP, Doubts())
+            await held.settle_found(find, GIVEN_UP, Doubts())
 
     def _learn(self, batch: Any, response: Any) -> None:
         """What a success tells besides.  To a repeat a broker tells the time of the append whoever gives times (UnifiedLog.scala)."""

@@ -91,6 +91,7 @@ _HELD_BATCHES = ("tolerant_client.stock.held_batches",)
 _MOVING = ("tolerant_client.stock.moving",)
 _MOVED_BATCHES = ("tolerant_client.stock.moved_batches",)
 _MOVED_MEMBER = ("tolerant_client.stock.moved_member",)
+_SOUGHT_BATCHES = ("tolerant_client.stock.sought_batches",)
 _STANDBY = ("tolerant_client.mirror.standby.clients",)
 _OPTIONS = ("tolerant_client.stock.connection_options",)
 _OUT_OF_RANGE = ("tolerant_client.stock.out_of_range",)
@@ -290,7 +291,8 @@ USES: Final = (
     Use(Sender, ("_accumulator", "_client", "_transaction_manager"), _MOVED_BATCHES, "what a producer had in flight"),
     Use(KafkaConnectionManager, ("_net",), _MOVED_BATCHES, "its event loop"),
     Use(RecordAccumulator, ("_batches", "_tp_lock", "muted"), _MOVED_BATCHES, "batches in question are in flight"),
-    Use(ProducerBatch, ("created", "final_state", "in_retry", "records"), _MOVED_BATCHES, "which batches are in question"),
+    Use(ProducerBatch, ("created", "final_state", "in_retry"), _MOVED_BATCHES, "which batches are in question"),
+    Use(ProducerBatch, ("records",), _SOUGHT_BATCHES, "what to look for"),
     Use(Fetcher,
         ("_cached_list_offsets_exception", "_cached_log_truncation", "_completed_fetches", "_next_in_line_exception_metadata",
          "_next_partition_records", "_paused_completed_fetches", "_paused_partition_records", "_session_handlers"),

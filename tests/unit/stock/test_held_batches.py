@@ -13,7 +13,8 @@ from kafka.structs import TopicPartition
 from support.stock_producer import OTHER, PARTITION, Producer, idempotent, response
 from tolerant_client.errors import NotMirroredError
 from tolerant_client.stock.held_batches import HeldBatches
-from tolerant_client.stock.moved_batches import MovedBatches, Sought, Tell
+from tolerant_client.stock.moved_batches import MovedBatches
+from tolerant_client.stock.sought_batches import Sought, Tell
 
 
 class Holding:

@@ -13,7 +13,8 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.stock_producer import OTHER, PARTITION, Producer, idempotent, response, stamp
-from tolerant_client.stock.moved_batches import MovedBatches, Sought, Tell
+from tolerant_client.stock.moved_batches import MovedBatches
+from tolerant_client.stock.sought_batches import Sought, Tell
 from tolerant_client.stock.stock_names import ProducerIdAndEpoch, TransactionState
 
 LOST = Errors.KafkaConnectionError("the client moves to another cluster")

@@ -24,7 +24,7 @@ from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.mirror.batches.divergence import tail_records
 from tolerant_client.records.record_batch import Record
 from tolerant_client.records.record_sets import iter_record_sets
-from tolerant_client.stock.moved_batches import Sought, Tell
+from tolerant_client.stock.sought_batches import Sought, Tell
 
 CLOCKS_MS: Final = 60_000
 LEAST_BYTES: Final = 64 << 10  # of a fetch: others' records may lie between
@@ -154,7 +154,7 @@ async def find_copies(
 async def find_copies_in(
     cluster: Cluster, sought: Mapping[TopicPartition, Sought], ends: Mapping[TopicPartition, int] | None, tell: Tell
 ) -> None:
-    """Tells the offsets of the sought batches that the cluster has below `ends`, as stock/moved_batches.py defines.
+    """Tells the offsets of the sought batches that the cluster has below `ends`, as stock/sought_batches.py defines.
 
     Without `ends` those are the logs' own.
     """

@@ -26,8 +26,7 @@ from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.patience import Backoff
 from tolerant_client.errors import text_of
 from tolerant_client.mirror.standby.copied_records import find_copies_in
-from tolerant_client.stock.held_batches import SOMETHING_ELSE
-from tolerant_client.stock.moved_batches import sought_at
+from tolerant_client.stock.held_batches import SOMETHING_ELSE, sought_at
 
 if TYPE_CHECKING:
     from tolerant_client.mirror.state.control_topic import ControlWatch

@@ -9,7 +9,7 @@ import pytest
 from tolerant_client.mirror.standby.copied_records import CLOCKS_MS, SearchAtOffsets, SearchInOrder, least_ms
 from tolerant_client.records.codecs import GZIP
 from tolerant_client.records.record_batch import Record, encode_batch
-from tolerant_client.stock.moved_batches import Sought
+from tolerant_client.stock.sought_batches import Sought
 
 NOW = 1_764_000_000_000
 
