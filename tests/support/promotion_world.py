@@ -39,6 +39,7 @@ from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.claims import ClaimsLog, Run
+from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_rows import MappedTopics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
@@ -249,6 +250,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     respond("look_at_claims", lambda: found.claims)
     respond("seen_mirrors", lambda: found.mirrors)
     respond("read_control", lambda: found.control)
+    respond("read_controls", lambda: Controls({"dr": found.control}))
     respond("read_ids", dict)
     respond("_ids_of", lambda: found.ids)
     respond("link_back", lambda: found.back)

@@ -18,8 +18,9 @@ from tolerant_client.mirror.engine.preflight import MAY_NOT, how_to_forget, look
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import ControlsWatch, read_control, read_controls
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, listed, plain_options, unfinished
-from tolerant_client.mirror.state.link_topics import hindrance, is_heartbeats
+from tolerant_client.mirror.state.link_topics import hindrance
 from tolerant_client.mirror.state.map_topic import was_never_started
+from tolerant_client.mirror.state.moves import copied_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 
@@ -95,16 +96,6 @@ async def refuse_circle(
     return ()
 
 
-def undone_by(controls: Controls, topics: Collection[str]) -> list[str]:
-    """The promotions of the links that have copied some of these topics (the source's names) to our source.
-
-    Their clients are there, and come to our target once it is the primary.  `controls` are links_into the source.  Pure.
-    """
-    return [
-        control.promotion_id(link) for link, control in controls.links.items() if any(map(control.has_moved, topics))
-    ]
-
-
 async def link_back(source: Cluster, target: Cluster, topics: Collection[str]) -> str:
     """Which live link copies some of these topics (the source's names) from our target to our source; "" if none is seen."""
     for other, control in links_back(await links_into(source), await target.cluster_id()):
@@ -141,13 +132,6 @@ def is_original(
         f"The target log {partition.topic}-{partition.partition} is the original: link {other}, which was promoted, has copied it from this"
         f" target to this source. It has something that the source does not have, or has otherwise, so link {link} cannot resume it"
     ).advising(remedy)
-
-
-def copied_topics(control: LinkControl) -> list[str]:
-    """What a promoted link has copied, as far as its control says it, but for heartbeats, which are no data.  Pure."""
-    names = {p.topic for p in (*control.copied_until, *control.begun)}
-    topics = None if control.topics is None else LinkTopics.from_json(control.topics)
-    return sorted(name for name in names if topics is None or not is_heartbeats(topics, name))
 
 
 def topics_option(topics: LinkTopics, names: Iterable[str]) -> str:

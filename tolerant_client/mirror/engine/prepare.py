@@ -23,7 +23,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster, undone_by
+from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.engine.former_copies import FormerCopies, former_copies
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
 from tolerant_client.mirror.engine.preflight import (
@@ -47,6 +47,7 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
 from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics, mapped_topics, require_not_last
 from tolerant_client.mirror.state.map_topic import ensure_map_topic, require_kind, require_same_map
+from tolerant_client.mirror.state.moves import moved_until_ms
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import (
@@ -302,11 +303,11 @@ async def prepare_link(
             ledger = Ledger(target, link)
             await _refuse_differences(source, target, planned, producer_id, ledger, policy, control, into_source)
 
-    wire = [source.wire_topic(name) for name in names]
-    undone = [] if is_translated or into_source is None else undone_by(into_source, wire)
+    moved_ms = None if is_translated or into_source is None else moved_until_ms(into_source.links)
 
     def forget(now: LinkControl) -> LinkControl:
-        now = now.without(planned.deleted, control).undoing(undone)
+        now = now.without(planned.deleted, control)
+        now = now if moved_ms is None else replace(now, undoes_until_ms=moved_ms)
         now = replace(now, begun={**former.begun, **now.begun}, maybe_begun=now.maybe_begun | former.maybe_begun)
         # What an identical start had begun of them is not on the target any more (look_for_others).
         return (

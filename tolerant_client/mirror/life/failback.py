@@ -49,20 +49,17 @@ from tolerant_client.cluster.admin.transactions import known_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import (
-    copied_topics,
     links_back,
     links_into,
     only_topics,
     refuse_circle,
     refuse_one_cluster,
     topics_option,
-    undone_by,
 )
 from tolerant_client.mirror.engine.preflight import look_for_others, require_same_source
 from tolerant_client.mirror.life.failback_decision import (
     Compared,
     Decision,
-    at_home,
     begun,
     decide,
     forgotten,
@@ -70,8 +67,8 @@ from tolerant_client.mirror.life.failback_decision import (
     home_texts,
     is_live,
     name_beside,
+    telling_of,
     topics_to_bring_back,
-    undone,
     unmoved_texts,
 )
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
@@ -89,7 +86,6 @@ from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control_and_others, update_control
 from tolerant_client.mirror.state.link_control import (
     LinkControl,
-    TopicIds,
     link_options,
     plain_options,
     require_finished,
@@ -97,6 +93,7 @@ from tolerant_client.mirror.state.link_control import (
 from tolerant_client.mirror.state.link_name import Aliases, flow_back
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
+from tolerant_client.mirror.state.moves import at_home, copied_topics, moved_until_ms, undone
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
@@ -156,7 +153,7 @@ async def failback(
     if topics is None and not chosen.option:
         # As the mirror is told to start: else a new topic would be the link's, too, and nobody would copy it.
         chosen = only_topics(names)
-    undoes = await _require_may_begin(source, target, links, chosen, names)
+    await _require_may_begin(source, target, links, chosen, names)
     compared = await _compare(source, target, links, names, chosen)
     found = decide(compared, discards=discards)
     partitions = [TopicPartition(name, n) for name in names for n in view.on_source.get(name, ())]
@@ -174,7 +171,7 @@ async def failback(
     if found.blockers or is_dry_run:
         return report
     with half_done("failing back"):
-        await _begin(target, links, chosen, found, undoes)
+        await _begin(target, links, chosen, found)
     return replace(report, is_done=True)
 
 
@@ -199,7 +196,7 @@ class _Links(NamedTuple):
 
     @property
     def home(self) -> dict[str, str]:
-        return at_home(self.forward, self.of_target)
+        return at_home(self.undoing, self.of_target)
 
     def flow(self, names: Collection[str]) -> str:
         """The flow that is the link in a file, if a file names a forward link of these topics; else ""."""
@@ -227,7 +224,7 @@ async def _chosen(source: Cluster, target: Cluster, links: _Links, topics: LinkT
     if topics is None:
         await _refuse_circle(source, target, (), links)
         may_be_of = await _still_to_undo(source, await _may_be_of(target, links.forward))
-        chosen = topics_to_bring_back(source, target, links.link, may_be_of, links.of_target)
+        chosen = topics_to_bring_back(source, target, links.link, may_be_of, links.of_target, links.home)
     else:
         chosen = LinkTopics.of(topics)
     if chosen.to_target("orders") != "orders":
@@ -238,10 +235,10 @@ async def _chosen(source: Cluster, target: Cluster, links: _Links, topics: LinkT
     return chosen
 
 
-async def _begin(target: Cluster, links: _Links, topics: LinkTopics, found: Decision, undoes: Collection[str]) -> None:
+async def _begin(target: Cluster, links: _Links, topics: LinkTopics, found: Decision) -> None:
     """Deletes what is given up, and writes that the link begins after what is adopted.
 
-    Also which promotions it has undone: if it is promoted before its mirror has started, its clients come home, and what they write is
+    Also which moves it undoes: if it is promoted before its mirror has started, its clients come home, and what they write is
     not given up.
     """
     if found.deleted:
@@ -249,7 +246,8 @@ async def _begin(target: Cluster, links: _Links, topics: LinkTopics, found: Deci
     generation = await _unused_generation(target, links.link, links.former)
 
     def change(now: LinkControl) -> LinkControl:
-        return begun(now, links.source_cluster_id, topics, found.adopted, generation).undoing(undoes)
+        control = begun(now, links.source_cluster_id, topics, found.adopted, generation)
+        return replace(control, undoes_until_ms=moved_until_ms(links.undoing))
 
     await update_control(target, links.link, change)
 
@@ -272,25 +270,11 @@ async def _unused_generation(target: Cluster, link: str, former: LinkControl) ->
 
 
 async def _still_there(target: Cluster, controls: Mapping[str, LinkControl]) -> dict[str, LinkControl]:
-    """The controls of the target, where promoted links have only those topics that nobody has deleted, or made anew, since."""
-    names = {name for c in controls.values() if c.is_promotion_begun for name in copied_topics(c)}
+    """The controls of the target, which tell of moves and copies of topics that nobody has deleted, or made anew, since."""
+    names = {name for c in controls.values() for name in (*c.primary_since, *copied_topics(c))}
     there = await target.partitions(names)
     ids = await read_ids(None, target, there)
-
-    def kept(control: LinkControl) -> LinkControl:
-        if not control.is_promotion_begun:
-            return control
-        is_same = {
-            p: p.topic in there and control.begun.get(p, TopicIds()).is_of_target(ids.get(p.topic, TopicIds()))
-            for p in (*control.begun, *control.copied_until)
-        }
-        return replace(
-            control,
-            begun={p: of for p, of in control.begun.items() if is_same[p]},
-            copied_until={p: end for p, end in control.copied_until.items() if is_same[p]},
-        )
-
-    return {name: kept(control) for name, control in controls.items()}
+    return {link: telling_of(control, there, ids) for link, control in controls.items()}
 
 
 async def _may_be_of(target: Cluster, forward: Mapping[str, LinkControl]) -> dict[str, LinkControl]:
@@ -303,13 +287,11 @@ async def _may_be_of(target: Cluster, forward: Mapping[str, LinkControl]) -> dic
 
 
 async def _still_to_undo(source: Cluster, forward: Mapping[str, LinkControl]) -> Mapping[str, LinkControl]:
-    """The forward links without those promoted with topics of which the source has none any more; all if no other is left."""
-    names = {name: copied_topics(c) for name, c in forward.items() if c.is_promotion_begun}
+    """The forward links, of promoted ones what the source still has, but for those of which it has nothing; all if no other is left."""
+    names = {link: copied_topics(c) for link, c in forward.items() if c.is_promotion_begun}
     there, hidden = await visible_topics(source.by_own_names(), {topic for of in names.values() for topic in of})
-    retired = {
-        name for name, of in names.items() if of and there.keys().isdisjoint(of) and hidden.keys().isdisjoint(of)
-    }
-    return {name: c for name, c in forward.items() if name not in retired} or forward
+    left = {link: telling_of(c, {*there, *hidden}) if link in names else c for link, c in forward.items()}
+    return {link: c for link, c in left.items() if not names.get(link) or copied_topics(c)} or forward
 
 
 def _pauses(target: Cluster, link: str, control: LinkControl, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
@@ -324,8 +306,8 @@ def _pauses(target: Cluster, link: str, control: LinkControl, partitions: Iterab
 
 async def _require_may_begin(
     source: Cluster, target: Cluster, links: _Links, topics: LinkTopics, names: Sequence[str]
-) -> list[str]:
-    """Which promotions the link back undoes (undone_by); raises OptionError if it may not begin with these `names` of the topics."""
+) -> None:
+    """Raises OptionError if the link back may not begin with these `names` of the topics."""
     link, former = links.link, links.former
     wire = [source.wire_topic(name) for name in names]
     await _refuse_circle(source, target, wire, links)
@@ -340,7 +322,6 @@ async def _require_may_begin(
     if former.is_hidden:  # before anything is deleted
         raise OptionError(f"Whether another link copies the same topics is unknown: {HIDDEN}")
     _require_not_forgotten(source, target, links, topics, names)
-    return [] if links.into_source is None else undone_by(links.into_source, wire)
 
 
 def _require_not_forgotten(
@@ -348,11 +329,11 @@ def _require_not_forgotten(
 ) -> None:
     """Raises OptionError if the link, prepared for these `names` of the topics, would no longer say what it was promoted with."""
     link, former = links.link, links.former
-    lost = forgotten(link, links.of_target.get(link, former), names, links.undoing)
+    lost = forgotten(links.of_target.get(link, former), names, links.undoing)
     if lost and not links.home.keys() >= set(names):  # else nothing is prepared
         data = [name for name in names if not is_heartbeats(topics, name)]
         command = _command(source, target, name_beside(link, names, links.of_target, links.undoing), data, topics)
-        past = undone(link, former, links.undoing)
+        past = undone(former, links.undoing)
         gone = any(former.has_moved(name) and name not in past for name in names)
         raise OptionError(
             f"Link {link} was promoted with {some(lost)} on this target, and its control alone tells clients and operators so:"

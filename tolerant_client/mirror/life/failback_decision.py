@@ -16,13 +16,14 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import GOES_ON
-from tolerant_client.mirror.engine.circles import copied_topics, failback_command, only_topics, topics_option
+from tolerant_client.mirror.engine.circles import failback_command, only_topics, topics_option
 from tolerant_client.mirror.engine.preflight import promoted_text, unmoved_text
 from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS, fill_again
 from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.state.health import by_reason, counted, few, names
-from tolerant_client.mirror.state.link_control import LinkControl, Positions
+from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
 from tolerant_client.mirror.state.link_topics import some
+from tolerant_client.mirror.state.moves import copied_topics, undone
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _DELETED = "these topics are deleted on the target, with what groups have committed of them there, and copied again"
@@ -30,32 +31,6 @@ _NOT_KEPT = ".*heartbeats"  # which IdentityReplicationPolicy renames
 
 
 # -- which topics ---------------------------------------------------------------
-
-
-def undone(link: str, control: LinkControl, back: Mapping[str, LinkControl]) -> dict[str, str]:
-    """The topics of which promoted links `back` have undone this link's promotion, and which one."""
-    promotion = control.promotion_id(link)
-    undoing = {other: c for other, c in back.items() if promotion in c.undoes}
-    moved = {name: other for other, c in undoing.items() for name in copied_topics(c) if c.has_moved(name)}
-    return {name: other for name, other in moved.items() if control.writes(name)}
-
-
-def at_home(forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl]) -> dict[str, str]:
-    """The topics of which the target is the primary, and the promoted way home that has brought each.
-
-    No forward link has moved them away since: whichever has was undone, or was prepared again without them, and tells no more of it.
-    """
-    promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
-    brought = {name: undone(name, c, of_target) for name, c in promoted.items()}
-    # Of a source that tells of no link from the target, what was undone was on another cluster (a ring of three), or is forgotten.
-    ways_home = {name: c for name, c in of_target.items() if c.undoes} if forward else {}
-    found = {topic: name for name, c in ways_home.items() for topic in copied_topics(c) if c.has_moved(topic)}
-    found |= {topic: link for topics in brought.values() for topic, link in topics.items()}
-    return {
-        topic: link
-        for topic, link in found.items()
-        if all(topic in brought[name] or not c.writes(topic) for name, c in promoted.items())
-    }
 
 
 def home_texts(
@@ -73,7 +48,7 @@ def home_texts(
     """
 
     def once_lost(of: str) -> str:
-        if forgotten(of, of_target[of], brought, into_source):
+        if forgotten(of_target[of], brought, into_source):
             return f"run this again: it is copied back whole. {has_led_here(of)}"
         own = sorted(home.keys() & set(copied_topics(of_target[of])))
         return f"run {'this again' if of == link else command(of, own)}: it is copied back whole"
@@ -108,16 +83,14 @@ def has_led_here(link: str) -> str:
     )
 
 
-def forgotten(
-    link: str, former: LinkControl, brought: Collection[str], into_source: Mapping[str, LinkControl]
-) -> list[str]:
+def forgotten(former: LinkControl, brought: Collection[str], into_source: Mapping[str, LinkControl]) -> list[str]:
     """What the link was promoted with and is not `brought` back, unless links into the source have undone that.
 
     If the link is prepared again, nothing says so any more.  `former` is its control with the topics that the target still has.
     """
     if not former.is_promotion_begun:
         return []
-    past = undone(link, former, into_source)
+    past = undone(former, into_source)
     return [name for name in copied_topics(former) if name not in past and name not in brought]
 
 
@@ -129,7 +102,7 @@ def name_beside(
     def is_fit(name: str) -> bool:
         control = of_target.get(name, LinkControl(is_promotion_begun=True, is_fenced=True, source_cluster_id=of))
         is_over = control.is_promoted and control.source_cluster_id == of
-        return is_over and not forgotten(name, control, brought, into_source)
+        return is_over and not forgotten(control, brought, into_source)
 
     of = of_target[link].source_cluster_id
     return next(filter(is_fit, (f"{link}-{number}" for number in count(2))))
@@ -141,19 +114,19 @@ def topics_to_bring_back(
     link: str,
     forward: Mapping[str, LinkControl],
     of_target: Mapping[str, LinkControl],
+    home: Collection[str],
 ) -> LinkTopics:
-    """The topics of the forward link whose promotion is to be undone, as far as it was not; if all are home, those that are.
+    """The topics of the forward link whose promotion is to be undone, as far as it was not; if all are at `home`, those that are.
 
     Raises OptionError if nothing tells it.
     """
     found = {name: c for name, c in sorted(_to_undo(link, forward, of_target).items()) if c.topics}
-    home = at_home(forward, of_target)
     topics: dict[str, LinkTopics] = {}
     past: set[str] = set()
     for name, control in found.items():
-        of_link = undone(name, control, of_target)
+        of_link = undone(control, of_target)
         past.update(of_link)
-        if (left := _left(name, control, of_target)) is not None:
+        if (left := _left(control, of_target)) is not None:
             whole = _by_their_names(LinkTopics.from_json(control.topics or ""))
             topics[name] = only_topics(left) if left and (of_link or any(map(whole.writes, home))) else whole
     if not topics and past:
@@ -184,9 +157,9 @@ def _by_their_names(topics: LinkTopics) -> LinkTopics:
     return LinkTopics(filters[0], also=tuple(filters[1:]))
 
 
-def _left(link: str, control: LinkControl, of_target: Mapping[str, LinkControl]) -> list[str] | None:
+def _left(control: LinkControl, of_target: Mapping[str, LinkControl]) -> list[str] | None:
     """What a promoted link has copied and nothing has brought home; None if all of it was.  Empty if its control names none."""
-    past = undone(link, control, of_target)
+    past = undone(control, of_target)
     left = [topic for topic in copied_topics(control) if topic not in past]
     return left if left or not past else None
 
@@ -202,7 +175,7 @@ def _to_undo(
     """
     promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
     comparable = {name: c for name, c in promoted.items() if c.is_identical or c.is_of_unknown_source}
-    left = {name: _left(name, c, of_target) for name, c in comparable.items()}
+    left = {name: _left(c, of_target) for name, c in comparable.items()}
     last = {name: c for name, c in comparable.items() if left[name] is not None}
     meant = last or comparable or promoted or forward
     named = {link: forward[link]} if link in forward else {}
@@ -377,6 +350,29 @@ def overtaken(adopted: Iterable[SharedLog]) -> tuple[str, ...]:
         f" ({counted(len(found), 'partition')}): retention has deleted what the target lacks, and the mirror stops there. Resume"
         f" after it with {GOES_ON}, or {fill_again()}, as far as it is left"
         for first in found[:1]
+    )
+
+
+def telling_of(
+    control: LinkControl, names: Collection[str], ids: Mapping[str, TopicIds] = MappingProxyType({})
+) -> LinkControl:
+    """A control that tells of moves and copies of these topics only, and, where their `ids` are known, only of these very ones."""
+
+    def is_same(partition: TopicPartition) -> bool:
+        return partition.topic in names and not control.was_created_again(
+            partition, ids.get(partition.topic, TopicIds())
+        )
+
+    moved = {topic: TopicIds(target=of.topic_id) for topic, of in control.primary_since.items() if topic in names}
+    return replace(
+        control,
+        begun={p: of for p, of in control.begun.items() if is_same(p)},
+        copied_until={p: end for p, end in control.copied_until.items() if is_same(p)},
+        primary_since={
+            topic: control.primary_since[topic]
+            for topic, of in moved.items()
+            if of.is_of_target(ids.get(topic, TopicIds()))
+        },
     )
 
 

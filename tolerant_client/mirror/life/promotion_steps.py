@@ -48,12 +48,19 @@ from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.carriers import Carried, copied_logs
 from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
-from tolerant_client.mirror.state.control_topic import HIDDEN, NothingWrittenError, read_control, update_control
+from tolerant_client.mirror.state.control_topic import (
+    HIDDEN,
+    NothingWrittenError,
+    read_control,
+    read_controls,
+    update_control,
+)
 from tolerant_client.mirror.state.health import by_reason, names
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, link_options
-from tolerant_client.mirror.state.link_topics import begun_partitions
+from tolerant_client.mirror.state.link_control import LinkControl, Primary, TopicIds, link_options
+from tolerant_client.mirror.state.link_topics import begun_partitions, is_heartbeats
 from tolerant_client.mirror.state.map_rows import MappedTopics, say_over
 from tolerant_client.mirror.state.map_topic import copier_id, has_map, lost_map, map_partition
+from tolerant_client.mirror.state.moves import next_move_ms
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import read_ids
 
@@ -263,7 +270,7 @@ async def fence_own(
         ids = now.producer_ids
         ids = (*ids, producer_id) if ids and producer_id not in ids else ids
         topics = of.topics.to_json() if now.topics is None or now.tells_no_start else now.topics
-        return replace(now.promoted_by(run), topics=topics, producer_ids=ids)
+        return replace(now, is_promotion_begun=True, promotion=run, topics=topics, producer_ids=ids)
 
     run = uuid.uuid4().hex
     try:
@@ -325,6 +332,25 @@ async def _mapped(of: PromotedLink, fenced: Collection[TopicPartition]) -> dict[
     return {}
 
 
+async def _moved(
+    of: PromotedLink, begun: LinkControl, report: PromotionReport, unfenced: Collection[TopicPartition]
+) -> dict[str, Primary]:
+    """The topics that a link with identical offsets, whose control is `begun`, has moved by now, and had not before.
+
+    None that waits for partitions left `unfenced`, nor one that the target has no more, or that was created again there.
+    """
+    if of.is_translated:
+        return {}
+    late = {p.topic for p in unfenced}
+    copies = [p for p in report.copies_end if p.topic not in late and not begun.has_moved(p.topic)]
+    there = await of.target.partitions({p.topic for p in copies})
+    ids = await read_ids(None, of.target, there)
+    other = {p.topic for p in copies if begun.was_created_again(p, ids.get(p.topic, TopicIds()))}
+    names = {name for name in there.keys() - other if not is_heartbeats(of.topics, name)}
+    since_ms = next_move_ms((await read_controls(of.target)).links.values(), int(time.time() * 1000))
+    return {name: Primary(since_ms, ids.get(name, TopicIds()).target) for name in names}
+
+
 async def write_end(
     of: PromotedLink,
     begun: LinkControl,
@@ -336,9 +362,10 @@ async def write_end(
     """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good, without what is `gone`.
 
     `begun` is the control that fence_own wrote, which is written again if it was deleted meanwhile.  If the target takes no record
-    of that size, it leaves out where they end, and at last which logs it found that the link had begun: then that is unknown later.
+    of that size, it leaves out where they end, and at last which logs it found that the link had begun, and when it has moved them:
+    then that is unknown later.
     """
-
+    moved, cluster_id = await _moved(of, begun, report, unfenced), await of.target.cluster_id()
     mapped = await _mapped(of, {TopicPartition(p.topic, p.partition) for p in report.partitions})
 
     def fenced(size: int, now: LinkControl) -> LinkControl:
@@ -350,8 +377,9 @@ async def write_end(
         )
         end = end.with_gone(gone, is_translated=of.is_translated)
         end = of.with_found(end, producer_id) if end.is_fenced else end
+        end = replace(end, primary_since={**now.primary_since, **moved}, target_cluster_id=cluster_id)
         less = replace(end, copied_until={}, mapped=now.mapped)
-        return (end, less, replace(less, begun=now.begun))[size]
+        return (end, less, replace(less, begun=now.begun, primary_since=now.primary_since))[size]
 
     for size in range(3):
         try:

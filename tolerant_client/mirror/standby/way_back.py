@@ -1,10 +1,10 @@
 """Tells a client that a promotion has moved when the way back is promoted, so that it goes home.
 
 Laws:
-- A link's control says which promotions had led to its source before it was started (LinkControl.undoes).  A client that a promotion
-  has moved follows, into the cluster that it has left, the link that undoes this very promotion.  So nobody has to name the way back,
-  and the promotion of a way back that is older says nothing, whatever was lost or renamed since: each has an id of its own, and
-  undoes earlier ones only.  So they lead nobody in a circle, and need no other proof that they are the client's.
+- A link's control says up to when topics had moved to its source before it was started (LinkControl.undoes).  A client that a promotion
+  has moved follows, into the cluster that it has left, a link from where it is that was started with that move in sight.  So nobody has to name the way
+  back, and the promotion of a way back that is older says nothing, whatever was lost or renamed since: moves are in one order (moves.py).
+  So they lead nobody in a circle, and need no other proof that they are the client's.
 - The way back must copy all topics of the client that L had copied, or all that L had copied while the client has none (which is being
   made, or has not written yet): of links that copy a part each, none is followed, with a warning.
 - A promoted link back has brought home only what the cluster there still has: a topic that was deleted since, or another one of its name, which
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple
 
 import kafka.errors as Errors
@@ -45,6 +45,7 @@ from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, by_link, 
 from tolerant_client.mirror.state.control_topic import ControlFollower
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
+from tolerant_client.mirror.state.moves import moved_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
 from tolerant_client.records.record_batch import Record
@@ -77,11 +78,11 @@ class Led(NamedTuple):
 
 
 class LinksBack(ControlFollower):
-    """The `links` into `cluster` that undo a promotion, which has this id, as controls_of has them."""
+    """The `links` into `cluster` that undo something of a promotion, whose control is `left`, as controls_of has them."""
 
-    def __init__(self, cluster: Cluster, promotion_id: str) -> None:
+    def __init__(self, cluster: Cluster, left: LinkControl) -> None:
         super().__init__(cluster)
-        self._promotion_id = promotion_id
+        self._moved_to, self._moved = left.target_cluster_id, moved_topics(left)
         self.links: dict[str, LinkControl] = {}
         self._counting: dict[str, Record] = {}  # of each link
 
@@ -94,7 +95,21 @@ class LinksBack(ControlFollower):
         news = {link: record for link, record in found.items() if record is not None}
         self._counting = {link: r for link, r in self._counting.items() if r.key not in keys} | news
         links = {**self.links, **controls_of(news.values(), None).links}
-        self.links = {link: c for link, c in links.items() if link in self._counting and self._promotion_id in c.undoes}
+        first_ms = min(self._moved.values(), default=0)
+        self.links = {
+            link: control
+            for link, control in links.items()
+            if link in self._counting and control.undoes(self._moved_to, first_ms)
+        }
+
+    def of(self, control: LinkControl, names: Collection[str]) -> set[str]:
+        """Which of these topics a link copies back, or has brought home."""
+        last_ms = max(self._moved.values(), default=0)
+        return {
+            name
+            for name in filter(control.writes, names)
+            if control.undoes(self._moved_to, self._moved.get(name, last_ms))
+        }
 
 
 class WayBack(LinkWatch):
@@ -114,7 +129,7 @@ class WayBack(LinkWatch):
         self._clusters.append(self._here)
         self._gone: set[str] = set()  # as that has told last
         self.group_commits: Mapping[TopicPartition, int] | None = None  # asked by destination()
-        self._back = LinksBack(self.cluster, led.control.promotion_id(led.link))
+        self._back = LinksBack(self.cluster, led.control)
 
     def destination(self, group: str | None) -> Destination:
         """What a client needs to know where it is led, after `start`; what its group has committed on the cluster that it has left is asked."""
@@ -175,7 +190,7 @@ class WayBack(LinkWatch):
 
     async def _whole(self, links: Mapping[str, LinkControl], needed: set[str]) -> str | None:
         """The first link that copies all of these topics, or has brought them home; raises KafkaError while that is unknown."""
-        brings = {link: set(filter(control.writes, needed)) for link, control in links.items()}
+        brings = {link: self._back.of(control, needed) for link, control in links.items()}
         promoted = {link: control for link, control in links.items() if control.is_promoted and brings[link]}
         if promoted:
             there = await _topics_at(self.cluster, needed)

@@ -11,7 +11,8 @@ A record's key is the link, its value JSON:
      "begun": {"orders": [["source's topic id", "target's topic id", [[0, 12], [13, 16]]]]},
      "copied": {"orders": {"0": 1200}}, "copied_until": {"orders": {"0": 1200}},
      "empty_until": {"orders": {"0": 1201}}, "map_id": null, "promotion": null, "maybe_begun": [["old", 0]],
-     "mapped": {"clicks": [["source's topic id", "target's topic id", [[0, 4]]]]}, "undoes": ["9f3b..."]}
+     "mapped": {"clicks": [["source's topic id", "target's topic id", [[0, 4]]]]}, "primary_since":
+     {"orders": [1763775000000, "target's topic id"]}, "target_cluster_id": "...", "undoes_until_ms": null}
 
 Laws:
 - A record is complete in itself; fields that we do not know are kept as they are.

@@ -17,14 +17,12 @@ from tolerant_client.cluster.cluster import Cluster, OffsetAndEpoch
 from tolerant_client.errors import LinkPromotedError, OptionError
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.state_json import Whole
+from tolerant_client.state_json import Moment, Whole
 
 WHOLE_LINK = ""
 NO_LIMIT = 0
-MOST_UNDONE = 64  # promotions that a control names, or all of its start: who slept through more of them is not led home
 
 Positions = Mapping[TopicPartition, int]
-_RUN = "."  # in `promotion` before a later run: the names of runs are without
 _T = TypeVar("_T")
 
 
@@ -44,6 +42,13 @@ class TopicIds(NamedTuple):
 
 
 GONE = TopicIds("-", "-")  # no broker gives such ids
+
+
+class Primary(NamedTuple):
+    """Since when (ms since 1970) a cluster is the primary of a topic, and that topic's id there; "" from brokers before 2.8."""
+
+    since_ms: Moment
+    topic_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,12 @@ class LinkControl:
     fence and of whoever writes there now; version 0.1 did not write it.  `empty_until` has the offsets before which the source had
     no committed record after these ends, as a promotion found that was run again.  `map_id` is the topic id of the offset map of a link with
     translated offsets ("" from brokers without ids), None before it has one.  `promotion` is the run of promote or failover that
-    fences the link, or fenced it last, after the run that began it, if that was another (promotion_id).  `maybe_begun` are partitions that the target alone had when a start found no control, though the
+    fences the link, or fenced it last.  `maybe_begun` are partitions that the target alone had when a start found no control, though the
     link had run before: whether they are its copies is unknown (former_copies.py).  `mapped` has the topics that a promoted link with
-    translated offsets had copied, as its map said when it was fenced; GONE are those that neither cluster had then.  `undoes` has the
-    promotions (promotion_id) of links that had copied its topics to its source before it was started there.
+    translated offsets had copied, as its map said when it was fenced; GONE are those that neither cluster had then.
+    `primary_since` has the topics that promotions of this link with identical offsets have moved to its target, also once it begins
+    again (moves.py); `target_cluster_id` is the target's, as the last promotion has found it.  `undoes_until_ms`: the link undoes what was moved to its source up to then, since it was started, or prepared,
+    with that in sight; None if nothing was.
     `written_ms`: when its record was, by its writer's clock.  `is_hidden`: we may not read it, so nothing of it is known; no record has it.
     """
 
@@ -100,7 +107,9 @@ class LinkControl:
     promotion: str | None = None
     maybe_begun: frozenset[TopicPartition] = frozenset()
     mapped: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
-    undoes: tuple[str, ...] = ()
+    primary_since: Mapping[str, Primary] = field(default_factory=dict)
+    target_cluster_id: str | None = None
+    undoes_until_ms: Moment | None = None
     written_ms: Whole = field(default=0, compare=False)
 
     @property
@@ -311,24 +320,16 @@ class LinkControl:
         """The name for init_producer_id: the fence of one generation does not fence the next."""
         return f"{link}~{self.generation}" if self.generation else link
 
-    def promotion_id(self, link: str) -> str:
-        """What tells the promotion of the link from every other one, also if its control was lost since and begins anew.
+    def moved_ms(self, name: str) -> int | None:
+        """When a promotion of this link has moved a topic to its target (its name there); None if none has."""
+        if self.primary_since:
+            return self.primary_since[name].since_ms if name in self.primary_since else None
+        return 0 if self.has_moved(name) else None  # version 0.1 did not write it
 
-        A run that finishes it, after some of its topics may have come home, does not change it.
-        """
-        # Version 0.1 did not write it.
-        return self.promotion.partition(_RUN)[0] if self.promotion else self.producer_name(link)
-
-    def promoted_by(self, run: str) -> LinkControl:
-        """Of a link whose promotion this run begins, or continues."""
-        begun = self.promotion if self.is_half_promoted else None
-        promotion = run if begun is None else f"{begun.partition(_RUN)[0]}{_RUN}{run}"
-        return replace(self, is_promotion_begun=True, promotion=promotion)
-
-    def undoing(self, promotions: Collection[str]) -> LinkControl:
-        """Of a link that starts on a source to which these promotions have led."""
-        former = [promotion for promotion in self.undoes if promotion not in promotions]
-        return replace(self, undoes=(*former, *promotions)[-max(MOST_UNDONE, len(promotions)) :])
+    def undoes(self, moved_to: str | None, moved_ms: int) -> bool:
+        """Whether the link undoes what was moved then to its source, if that is the cluster with this id (None: unknown)."""
+        is_its_source = moved_to is None or moved_to == self.source_cluster_id
+        return is_its_source and self.undoes_until_ms is not None and moved_ms <= self.undoes_until_ms
 
     def require_kind(self, link: str, *, is_translated: bool) -> None:
         """Raises LinkKindError if the link has begun with offsets of the other kind, and is not over: then it may begin again."""

@@ -169,6 +169,24 @@ def test_a_failover_fences_what_has_a_leader_and_later_the_rest_alone(world: Wor
     assert world.control.is_fenced and not world.control.unfenced and world.control.copied_until == {P: 10, Q: 10}
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_failover_moves_a_topic_once_none_of_it_is_left_and_each_topic_once(world: World, is_deleted: bool) -> None:
+    """Its way home may begin while the rest waits for a leader; what was deleted meanwhile was never moved."""
+    clicks = TopicPartition("clicks", 0)
+    world.ends, world.leaderless, world.on_target = ends(10, None, None), (Q,), ("orders", "clicks")
+    world.control, world.partitions = replace(world.control, topics=LinkTopics().to_json()), (P, Q, clicks)
+    world.failover(topics=None)
+    first = world.control.primary_since
+    assert first.keys() == {"clicks"} and world.control.target_cluster_id == "B"
+    world.leaderless, world.on_target = (), ("clicks",) if is_deleted else ("orders", "clicks")
+    world.partitions = (clicks,) if is_deleted else (P, Q, clicks)
+    world.failover(topics=None)
+    moved = world.control.primary_since
+    assert moved.keys() == {"clicks"} if is_deleted else moved["orders"].since_ms > moved["clicks"].since_ms
+    assert world.control.is_fenced and moved["clicks"] == first["clicks"]
+    assert decode_control(encode_control(world.control, 1)) == world.control
+
+
 def test_a_failover_whose_partition_without_a_leader_was_deleted_is_finished(world: World) -> None:
     world.ends, world.control = (
         ends(10, None, None),

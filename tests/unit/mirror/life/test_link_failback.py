@@ -16,11 +16,10 @@ from msgspec.structs import replace as replace_struct
 from tolerant_client.cluster.cluster import EARLIEST, READ_COMMITTED
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import LogSlice
-from tolerant_client.mirror.engine.circles import failback_command, had_topics, topics_option, undone_by
+from tolerant_client.mirror.engine.circles import failback_command, had_topics, topics_option
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import failback, shared_log, taken_topics
 from tolerant_client.mirror.life.failback_decision import (
-    at_home,
     begun,
     blockers,
     forgotten,
@@ -29,6 +28,7 @@ from tolerant_client.mirror.life.failback_decision import (
     name_beside,
     overtaken,
     strangers,
+    telling_of,
     topics_to_bring_back,
     unmoved_texts,
     untold,
@@ -37,7 +37,8 @@ from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, Primary, TopicIds
+from tolerant_client.mirror.state.moves import at_home, copied_topics
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,
@@ -534,22 +535,23 @@ def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_
     assert drive(unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
 
 
-def moved(names: str, generation: int = 0, **said: Any) -> LinkControl:
+def moved(names: str, at_ms: int = 1, **said: Any) -> LinkControl:
     """The control of a link that was promoted with these topics."""
     until = {TopicPartition(name, 0): 1 for name in names.split("|")}
     known = {"topics": LinkTopics.of(names).to_json(), "producer_ids": (OURS,), "copied_until": until}
-    ended = {"is_promotion_begun": True, "is_fenced": True, "generation": generation, "source_cluster_id": "b"}
+    since = dict.fromkeys(names.split("|"), Primary(at_ms))
+    ended = {"is_promotion_begun": True, "is_fenced": True, "primary_since": since, "source_cluster_id": "b"}
     return LinkControl(**{**ended, **known, **said})
 
 
 def chosen(link: str, forward: dict[str, LinkControl], of_target: dict[str, LinkControl] = {}) -> LinkTopics:
-    return topics_to_bring_back(CLUSTER, CLUSTER, link, forward, of_target)
+    return topics_to_bring_back(CLUSTER, CLUSTER, link, forward, of_target, at_home(forward, of_target))
 
 
 def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed() -> None:
-    there, other = moved("orders|audit", 1), moved("users")
+    there, other = moved("orders|audit", 3), moved("users")
     translated = moved("clicks", producer_ids=(), map_id="m")
-    undone, of_other = moved("orders", undoes=("there",)), moved("users", undoes=("other",))
+    undone, of_other = moved("orders", 2), moved("users", 2)
     with pytest.raises(OptionError, match="Give --topics.* tells of no link from this target"):
         chosen("back", {})
     for link, forward, of_target, topics in (
@@ -567,10 +569,10 @@ def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed()
         ("back", {"there": moved("orders|a.b|c")}, {"there": undone}, r"a\.b,c"),
         ("there", {"there": moved("orders|a.b|c")}, {"there": undone}, r"a\.b,c"),
         # The rest of the link of that name was left out when this link was made anew last.
-        ("there", {"there": moved("orders|audit"), "two": moved("orders")}, {"there": undone}, "orders"),
+        ("there", {"there": moved("orders|audit"), "two": moved("orders", 3)}, {"there": undone}, "orders"),
         # An expression takes what is home by another link, too.
         ("there", {"there": moved("orders|audit", topics=EVERYTHING), "other": other}, {"x": of_other}, "audit,orders"),
-        ("back", {"there": moved("orders|audit"), "other": other}, {"x": replace(undone, undoes=("other",))}, None),
+        ("back", {"there": moved("orders|audit", 3), "other": other}, {"x": undone}, None),
     ):
         if topics is not None:
             assert str(chosen(link, forward, of_target)) == topics
@@ -588,7 +590,7 @@ def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed()
 @pytest.mark.parametrize("link", ["there", "back", "another"])
 def test_what_is_home_is_not_brought_back_again(link: str) -> None:
     """Whatever the link is called that is to bring it: the one that was promoted first, the one that has undone that, or a new one."""
-    forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", undoes=("there",))}
+    forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", 2)}
     assert at_home(forward, of_target) == {"orders": "back", "audit": "back"}
     assert str(chosen(link, forward, of_target)) == "audit,orders", "which are then refused"
     text = home_texts(at_home(forward, of_target), link, ["audit", "orders"], of_target, forward, typed)["audit"]
@@ -607,7 +609,7 @@ def typed(link: str, names: Collection[str]) -> str:
 
 @pytest.mark.parametrize("link", ["there", "back", "another"])
 def test_what_is_copied_back_apart_from_what_came_home_with_it_takes_its_clients_along(link: str) -> None:
-    forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", undoes=("there",))}
+    forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", 2)}
     (text,) = home_texts({"audit": "back"}, link, ["audit"], of_target, forward, typed).values()
     assert re.search(
         "run this again: it is copied back whole. Its clients with standby= stay .* link back has led them", text
@@ -619,7 +621,8 @@ def test_what_is_copied_back_apart_from_what_came_home_with_it_takes_its_clients
 def test_what_the_promotion_of_a_link_back_has_not_moved_yet_is_not_home(late: tuple[str, ...]) -> None:
     unfenced = frozenset(TopicPartition(name, 0) for name in late)
     ids = dict.fromkeys([PLACE, TopicPartition("users", 0)], NOW)
-    half = moved("orders|users", undoes=("there",), is_fenced=False, unfenced=unfenced, begun=ids, copied_until={})
+    since = {"orders": Primary(2)} if late else {}
+    half = moved("orders|users", is_fenced=False, unfenced=unfenced, begun=ids, copied_until={}, primary_since=since)
     forward = {"there": moved("orders|users")}
     home = {"orders"} if late else set()
     assert at_home(forward, {"back": half}).keys() == home
@@ -636,8 +639,8 @@ def test_what_the_promotion_of_a_link_back_has_not_moved_yet_is_not_home(late: t
 
 
 def test_a_link_of_which_nothing_is_left_does_not_choose_by_its_name() -> None:
-    forward = {"there": moved("a|b|c"), "later": moved("a|b|c")}
-    back = {"back": moved("a|b|c", undoes=("there",)), "there": moved("c", undoes=("later",))}
+    forward = {"there": moved("a|b|c"), "later": moved("a|b|c", 3)}
+    back = {"back": moved("a|b|c", 2), "there": moved("c", 4)}
     assert {str(chosen(link, forward, back)) for link in ("there", "back", "another")} == {"a,b"}
 
 
@@ -653,15 +656,16 @@ def test_a_link_whose_topics_the_source_has_no_more_is_not_to_be_undone() -> Non
 
     source: Any = Source()
     forward = {"there": moved("orders|audit"), "retired": moved("users"), "live": LinkControl()}
-    assert drive(failback._still_to_undo(source, forward)).keys() == {"there", "live"}
+    found = drive(failback._still_to_undo(source, forward))
+    assert {link: copied_topics(control) for link, control in found.items()} == {"there": ["orders"], "live": []}
     assert drive(failback._still_to_undo(source, {"retired": moved("users")})).keys() == {"retired"}
 
 
 @pytest.mark.parametrize("deleted", [(), ("orders",)])
 def test_the_command_for_a_link_of_another_name_says_what_becomes_of_the_clients(deleted: tuple[str, ...]) -> None:
     """One of the topics that came home with the other was deleted, and is to be copied back alone."""
-    former = moved("audit|orders", undoes=("there",))
-    left = replace(former, copied_until={p: 1 for p in former.copied_until if p.topic not in deleted})
+    former = moved("audit|orders", 2)
+    left = telling_of(former, {"audit", "orders"}.difference(deleted))
     links = failback._Links("back", "b", former, Controls({"there": moved("audit|orders|new")}, ()), {}, {"back": left})
     wanted = deleted or ("new",)
     with pytest.raises(OptionError, match=f"was promoted with audit.*--link back-2 --topics {wanted[0]}$") as told:
@@ -679,54 +683,20 @@ def test_the_flow_of_a_link_back_is_named_where_a_file_has_named_its_topics() ->
     assert links.flow(["audit"]) == links._replace(link="back").flow(["orders"]) == ""
 
 
-def test_a_topic_is_home_once_every_promotion_of_it_was_undone_and_as_long_as_none_came_after() -> None:
-    back, both = moved("orders|users", undoes=("there", "twin")), {"orders", "users"}
-    for forward, of_target, home in (
-        ({"there": moved("orders|users")}, {"back": back}, both),
-        ({"there": moved("orders"), "twin": moved("orders|users")}, {"back": back}, both),
-        ({"there": moved("orders"), "later": moved("orders")}, {"back": back}, {"users"}),
-        ({"there": moved("orders", 1)}, {"back": back}, {"users"}),  # the rest was left out when it was moved again
-        ({"there": moved("orders|users", 1)}, {"back": back}, set()),
-        ({"there": moved("orders")}, {"back": replace(back, is_promotion_begun=False)}, set()),
-        ({"there": moved("orders")}, {"back": replace(back, copied_until={}, topics=EVERYTHING)}, set()),  # made anew
-        ({"there": replace(moved("orders"), is_promotion_begun=False)}, {"back": back}, both),
-        ({"there": moved("audit")}, {"back": back}, both),
-        ({"back": back}, {"there": moved("orders")}, set()),  # a move, which nobody has undone
-        ({}, {"back": back}, set()),  # in a ring of three clusters it has undone a promotion of the third
-    ):
-        assert at_home(forward, of_target).keys() == home
-
-
-def test_what_a_failover_has_moved_is_undone_though_it_left_the_rest_for_later() -> None:
-    late = frozenset({TopicPartition("users", 0)})
-    half = moved("orders", is_fenced=False, unfenced=late, promotion="P")
-    assert [undone_by(Controls({"there": half}), [name]) for name in ("orders", "users", "audit")] == [["P"], [], []]
-    crashed = replace(half, unfenced=frozenset())
-    assert undone_by(Controls({"there": crashed}), ["orders"]) == [], "which process still writes is unknown"
-    back = moved("orders", undoes=("P",))
-    finished = replace(
-        half.promoted_by("Q"), is_fenced=True, unfenced=frozenset(), copied_until={PLACE: 1} | dict.fromkeys(late, 1)
-    )
-    for control in (half, finished, replace(finished, is_fenced=False, unfenced=late).promoted_by("R")):
-        assert at_home({"there": control}, {"back": back}) == {"orders": "back"}
-    assert finished.promotion != half.promotion != finished.promoted_by("R").promotion
-    assert finished.promoted_by("R").promotion_id("there") == "R"
-
-
 def test_a_link_that_was_promoted_with_other_topics_than_those_wanted_keeps_its_control() -> None:
     names = TopicNames(IdentityReplicationPolicy(), "b")
     former = moved("orders|b.heartbeats", topics=LinkTopics(TopicFilter((".*",)), names).to_json())
-    undone = moved("orders", undoes=("back",))
+    undone = moved("orders", 2)
     for control, brought, into_source, lost in (
         (former, ["users"], {}, ["orders"]),
-        (former, ["users"], {"x": replace(undone, undoes=("other",))}, ["orders"]),
-        (moved("users|orders"), ["users"], {"x": moved("users", undoes=("back",))}, ["orders"]),
+        (former, ["users"], {"x": moved("orders", 0)}, ["orders"]),
+        (moved("users|orders"), ["users"], {"x": moved("users", 2)}, ["orders"]),
         (former, ["users", "orders"], {}, []),
         (former, ["users"], {"x": undone}, []),
         (replace(former, copied_until={}), ["users"], {}, []),  # deleted since
         (replace(former, is_promotion_begun=False), ["users"], {}, []),
     ):
-        assert forgotten("back", control, brought, into_source) == lost
+        assert forgotten(control, brought, into_source) == lost
     for control, name in (
         (former, "back-3"),
         (moved("users"), "back-2"),  # of an earlier time

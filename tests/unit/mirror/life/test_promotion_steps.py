@@ -50,11 +50,13 @@ def test_where_the_copies_end_is_left_out_if_the_target_takes_no_record_of_that_
         return control
 
     monkeypatch.setattr(promotion_steps, "update_control", update)
+    monkeypatch.setattr(promotion_steps, "read_controls", AsyncMock(return_value=Controls({})))
+    monkeypatch.setattr(promotion_steps, "read_ids", AsyncMock(return_value={}))
     partition = PromotedPartition("orders", 0, 9, 0, None)
     report = PromotionReport("promote", "dr", False, True, (partition,))
-    of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None)
+    of = PromotedLink("dr", cast(Cluster, FakeTarget("orders")), ORDERS, is_translated=False, lost_map=None)
     asyncio.run(promotion_steps.write_end(of, LinkControl(is_promotion_begun=True), report, 7))
-    assert [(control.is_fenced, control.copied_until) for control in written] == [(True, {})]
+    assert [(c.is_fenced, c.copied_until, [*c.primary_since]) for c in written] == [(True, {}, ["orders"])]
 
 
 def test_a_control_that_may_not_be_written_is_no_promotion_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +91,17 @@ def test_what_was_found_without_a_control_is_kept_as_far_as_the_target_takes_it(
             return control
 
         monkeypatch.setattr(promotion_steps, "update_control", update)
+        monkeypatch.setattr(promotion_steps, "read_controls", AsyncMock(return_value=Controls({})))
+        monkeypatch.setattr(promotion_steps, "read_ids", AsyncMock(return_value={}))
         report = PromotionReport("failover", "dr", False, True, (PromotedPartition("orders", 0, 9, 0, None),))
         evidence = Evidence(Carried(frozenset((P,))), producer_ids=(5,))
-        of = PromotedLink("dr", cast(Cluster, None), ORDERS, is_translated=False, lost_map=None, evidence=evidence)
+        target = cast(Cluster, FakeTarget("orders"))
+        of = PromotedLink("dr", target, ORDERS, is_translated=False, lost_map=None, evidence=evidence)
         asyncio.run(promotion_steps.write_end(of, LinkControl(is_promotion_begun=True), report, 7))
         (control,) = written
         assert control.is_fenced and control.producer_ids == (5, 7)
-        assert (len(control.copied_until), len(control.begun)) == (most == 2, most > 0)
+        said = len(control.copied_until), len(control.begun), len(control.primary_since)
+        assert said == (most == 2, most > 0, most > 0)
 
 
 ANOTHERS = Others({"clicks": "Link x copies into topic clicks"}, taken=frozenset(("clicks",)))
@@ -247,7 +253,10 @@ def test_a_control_that_is_deleted_while_a_promotion_fences_is_written_again(wor
             producer_ids=(5, 7),
             copied_until={P: 10},
             promotion=world.control.promotion,
+            primary_since=world.control.primary_since,
+            target_cluster_id="B",
         )
+        assert world.control.primary_since.keys() == {"orders"}
 
 
 def test_a_log_that_gets_its_first_records_during_a_promotion_is_not_called_promoted(world: World) -> None:

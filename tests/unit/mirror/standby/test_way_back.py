@@ -18,13 +18,14 @@ from tolerant_client.mirror.standby import way_back
 from tolerant_client.mirror.standby.way_back import Led, WayBack
 from tolerant_client.mirror.state import control_record, control_topic
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls, decode_control, encode_control
-from tolerant_client.mirror.state.link_control import MOST_UNDONE, LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, Primary, TopicIds
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 
 LEFT = LinkControl(
-    promotion="second",
+    primary_since={"orders": Primary(2), "audit": Primary(2)},
+    target_cluster_id="of-b",
     is_promotion_begun=True,
     is_fenced=True,
     topics=LinkTopics(TopicFilter(("orders", "audit"))).to_json(),
@@ -32,8 +33,10 @@ LEFT = LinkControl(
 )
 
 
-def back(*topics: str, undoes: tuple[str, ...], **said: Any) -> LinkControl:
-    return LinkControl(topics=LinkTopics(TopicFilter(topics)).to_json(), undoes=undoes, producer_ids=(7,), **said)
+def back(*topics: str, undoes: int | None, **said: Any) -> LinkControl:
+    """A link that undoes what was moved to its source until then."""
+    known: dict[str, Any] = {"topics": LinkTopics(TopicFilter(topics)).to_json(), "source_cluster_id": "of-b"}
+    return LinkControl(**{**known, **said}, undoes_until_ms=undoes, producer_ids=(7,))
 
 
 class Home:
@@ -135,28 +138,15 @@ def watched(home: Home, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_link_that_undoes_this_very_promotion_is_followed(home: Home, watched: Watched) -> None:
     assert watched.control().is_unwritten
-    home.has("older", back("orders", "audit", undoes=("first",), is_promotion_begun=True, is_fenced=True))
-    home.has("another", back("orders", "audit", undoes=("A-C",)))
+    home.has("older", back("orders", "audit", undoes=1, is_promotion_begun=True, is_fenced=True))
+    home.has("first", back("orders", "audit", undoes=None))
+    home.has("of another", back("orders", "audit", undoes=9, source_cluster_id="of-c"))
     assert watched.control().is_unwritten
-    home.has("B-A", back("orders", "audit", undoes=("first", "second")))
+    home.has("B-A", back("orders", "audit", undoes=2))
     assert watched.control().producer_ids and watched.watch.link == "B-A"
-    third = back("orders", "audit", undoes=("first", "second", "third"), is_promotion_begun=True, is_fenced=True)
+    third = back("orders", "audit", undoes=3, is_promotion_begun=True, is_fenced=True)
     home.has("B-A", third)
     assert watched.control().is_promoted, "who has slept through the third"
-
-
-def test_a_promotion_of_version_0_1_is_told_by_its_generation() -> None:
-    assert LinkControl(generation=2).promotion_id("A-B") == "A-B~2" != LinkControl(generation=3).promotion_id("A-B")
-
-
-def test_a_link_names_the_promotions_that_it_undoes_once_and_the_newest_ones() -> None:
-    control = LinkControl().undoing(["first"]).undoing(["second"]).undoing(["first"])
-    assert control.undoes == ("second", "first")
-    for number in range(2 * MOST_UNDONE):
-        control = control.undoing([str(number)])
-    assert len(control.undoes) == MOST_UNDONE and control.undoes[-1] == str(2 * MOST_UNDONE - 1)
-    many = [f"of-link-{number}" for number in range(2 * MOST_UNDONE)]
-    assert control.undoing(many).undoes == tuple(many), "all that it undoes now, or some of it were not at home"
 
 
 def test_what_was_read_is_neither_read_nor_decoded_again(
@@ -170,16 +160,16 @@ def test_what_was_read_is_neither_read_nor_decoded_again(
         return control_record.controls_of(of, begun_of)
 
     monkeypatch.setattr(way_back, "controls_of", controls_of)
-    home.has("B-A", back("orders", "audit", undoes=("second",)))
-    home.has("C-A", back("orders", "audit", undoes=("of C",)))
+    home.has("B-A", back("orders", "audit", undoes=2))
+    home.has("C-A", back("orders", "audit", undoes=1))
     for _ in range(3):
         assert not watched.control().is_unwritten
     assert home.read == sorted(decoded) == [0, 1]
-    home.has("C-A", back("orders", "audit", undoes=("of C", "of D")))
-    assert watched.control().undoes == ("second",)
+    home.has("C-A", back("orders", "audit", undoes=1))
+    assert watched.control().undoes_until_ms == 2
     assert home.read == sorted(decoded) == [0, 1, 2]
-    home.has("B-A", back("orders", "audit", undoes=("of C",)))
-    assert watched.control().is_unwritten, "it undoes another promotion now"
+    home.has("B-A", back("orders", "audit", undoes=1))
+    assert watched.control().is_unwritten, "it undoes an earlier promotion now"
     home.is_there = False
     assert watched.control().is_unwritten, "the topic was deleted"
 
@@ -194,7 +184,7 @@ def test_links_back_that_are_read_in_pieces_are_those_of_the_whole_topic(
     def value(offset: int) -> bytes | None:
         if rng.random() < 0.3:
             return rng.choice([None, *unreadable])
-        undoes = tuple(rng.sample(["second", "of C"], rng.randrange(3)))
+        undoes = rng.choice([None, 1, 2, 3])
         knew = rng.choice([0, offset, max(0, offset - 1), offset + 5])
         return encode_control(back("orders", undoes=undoes, generation=offset), 1_000 + offset, knew)
 
@@ -204,7 +194,7 @@ def test_links_back_that_are_read_in_pieces_are_those_of_the_whole_topic(
         home.log += log[len(home.log) :][: rng.randrange(1, 9)]
         watched.watch._net.run(watched.watch._back.follow)
         links = control_record.controls_of(home.log, None).links
-        assert watched.watch._back.links == {n: c for n, c in links.items() if "second" in c.undoes}
+        assert watched.watch._back.links == {n: c for n, c in links.items() if (c.undoes_until_ms or 0) >= 2}
 
 
 def test_the_cluster_that_the_client_has_left_is_asked_for_its_groups_commits_until_it_tells(
@@ -234,13 +224,13 @@ def test_a_promotion_is_recent_as_far_as_the_clocks_of_both_tell(since_s: float,
 
 
 def test_a_link_that_copies_back_a_part_is_not_followed(home: Home, watched: Watched) -> None:
-    home.has("one", back("orders", undoes=("second",)))
-    home.has("other", back("audit", undoes=("second",)))
+    home.has("one", back("orders", undoes=2))
+    home.has("other", back("audit", undoes=2))
     with pytest.raises(
         OptionError, match=r"Links one, other copy back parts .* none all that the client needs \(audit, orders\)"
     ):
         watched.control()
-    home.has("whole", back("audit", "orders", "more", undoes=("second",)))
+    home.has("whole", back("audit", "orders", "more", undoes=2))
     assert not watched.control().is_unwritten and watched.watch.link == "whole"
 
 
@@ -248,10 +238,10 @@ def test_a_client_without_topics_waits_for_a_link_back_of_all_that_was_copied(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Watched(home, monkeypatch)
-    home.has("part", back("orders", undoes=("second",), is_promotion_begun=True, is_fenced=True))
+    home.has("part", back("orders", undoes=2, is_promotion_begun=True, is_fenced=True))
     with pytest.raises(OptionError, match=r"none all that the client needs \(audit, orders\)"):
         one.control()
-    home.has("whole", back("audit", "orders", undoes=("second",)))
+    home.has("whole", back("audit", "orders", undoes=2))
     asked = len(one.asked)
     assert one.control().producer_ids and one.watch.link == "whole"
     assert len(one.asked) == asked, "nothing is missing"
@@ -263,7 +253,7 @@ def test_a_topic_that_was_deleted_where_the_client_is_holds_it_no_longer(
     home: Home, has_topics: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Watched(home, monkeypatch, *(["orders", "audit"] if has_topics else []))
-    home.has("B-A", back("orders", undoes=("second",)))
+    home.has("B-A", back("orders", undoes=2))
     assert one.follows is None
     one.has -= {"audit"}
     assert one.follows == "B-A"
@@ -291,7 +281,7 @@ def test_a_topic_that_was_created_again_where_the_client_is_holds_it_no_longer(
 ) -> None:
     ids = {TopicPartition(topic, n): TopicIds("s", target) for n, (topic, target) in enumerate(begun)}
     one = Watched(home, monkeypatch, "orders", "audit", left=replace(LEFT, begun=ids))
-    home.has("B-A", back("orders", undoes=("second",)))
+    home.has("B-A", back("orders", undoes=2))
     one.ids = {"orders": "t1", "audit": now}
     assert one.follows == follows
     to = one.watch.destination(None)
@@ -303,7 +293,7 @@ def promoted_back(*topics: str, begun: dict[str, str], **said: Any) -> LinkContr
     """A link home that is promoted, and had begun these topics, with these ids."""
     logs = {TopicPartition(topic, 0): TopicIds("s", target) for topic, target in begun.items()}
     said = {"copied_until": dict.fromkeys(logs, 5), **said}
-    return back(*topics, undoes=("second",), is_promotion_begun=True, is_fenced=True, begun=logs, **said)
+    return back(*topics, undoes=2, is_promotion_begun=True, is_fenced=True, begun=logs, **said)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +325,7 @@ def test_a_topic_that_was_deleted_at_home_since_its_way_back_was_promoted_is_not
     if not is_home:
         with pytest.raises(OptionError, match=r"as far as it is still there, and none all that the client needs \("):
             one.control()
-        home.has("again", back("audit", *more, undoes=("second",)))
+        home.has("again", back("audit", *more, undoes=2))
         assert one.follows == "again" and not one.control().is_promoted, "which brings it home"
     one.close()
 
@@ -345,7 +335,7 @@ def test_a_client_whose_topics_are_home_goes_there_whatever_became_of_others(
 ) -> None:
     one = Watched(home, monkeypatch, "orders")
     home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": "t2"}))
-    home.has("again", back("audit", undoes=("second",)))
+    home.has("again", back("audit", undoes=2))
     one.home_ids, one.home_has = {"orders": "t1"}, {CONTROL_TOPIC, "orders"}
     assert one.follows == "B-A" and one.control().is_promoted
     assert set().union(*one.home_asked) == {CONTROL_TOPIC, "orders"}, "and nothing else is asked"
@@ -353,7 +343,7 @@ def test_a_client_whose_topics_are_home_goes_there_whatever_became_of_others(
 
 
 def test_a_link_back_that_is_not_promoted_asks_nobody_what_is_home(home: Home, watched: Watched) -> None:
-    home.has("B-A", back("orders", "audit", undoes=("second",)))
+    home.has("B-A", back("orders", "audit", undoes=2))
     assert watched.follows == "B-A" and not watched.home_asked
 
 
@@ -399,9 +389,7 @@ def test_a_client_without_topics_is_held_by_what_another_link_is_to_bring_home(
     home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": "t2"}, copied_until=ends))
     if again is not None:
         is_over = again == "promoted"
-        home.has(
-            "again", promoted_back("audit", begun={"audit": "t3"}) if is_over else back("audit", undoes=("second",))
-        )
+        home.has("again", promoted_back("audit", begun={"audit": "t3"}) if is_over else back("audit", undoes=2))
     one.home_ids = {"orders": "t1", "audit": audit or ""}
     one.home_has -= {"audit"} if audit is None else set()
     assert one.follows == follows
@@ -414,17 +402,17 @@ def test_a_client_whose_topics_were_all_deleted_is_one_without_topics(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Watched(home, monkeypatch, "audit")
-    home.has("none of them", back("more", undoes=("second",)))
+    home.has("none of them", back("more", undoes=2))
     one.has -= {"audit"}
     assert one.follows is None
-    home.has("B-A", back("orders", undoes=("second",)))
+    home.has("B-A", back("orders", undoes=2))
     assert one.follows == "B-A"
     one.close()
 
 
 @pytest.mark.parametrize("unknown", ["silent", "hidden", "knows no topic yet"])
 def test_topics_of_which_nothing_is_told_hold_a_client(home: Home, watched: Watched, unknown: str) -> None:
-    home.has("B-A", back("orders", undoes=("second",)))
+    home.has("B-A", back("orders", undoes=2))
     watched.has = {CONTROL_TOPIC, "orders"} if unknown != "knows no topic yet" else set()
     watched.silence = Errors.KafkaConnectionError("refused") if unknown == "silent" else None
     watched.hides = {"audit"} if unknown == "hidden" else set()
@@ -437,13 +425,13 @@ def test_heartbeats_hold_nobody(home: Home, monkeypatch: pytest.MonkeyPatch) -> 
     for needs in [(), ("orders", "A.heartbeats")]:
         one = Watched(home, monkeypatch, *needs, left=replace(LEFT, topics=topics.to_json(), copied_until=ends))
         one.has |= {"A.heartbeats"}
-        home.has("B-A", back("orders", undoes=("second",)))
+        home.has("B-A", back("orders", undoes=2))
         assert one.follows == "B-A" and not one.asked
         one.close()
 
 
 def test_a_link_back_with_translated_offsets_is_not_followed(home: Home, watched: Watched) -> None:
-    home.has("B-A", back("orders", "audit", undoes=("second",), map_id="m"))
+    home.has("B-A", back("orders", "audit", undoes=2, map_id="m"))
     with pytest.raises(OptionError, match="Link B-A has translated offsets"):
         watched.control()
 
