@@ -13,7 +13,7 @@ from spark_integration.cli.link import confirm, end_with, given_link
 from spark_integration.cli.options import DryRun, Json, WhichLink, Yes
 from tolerant_client.mirror.life import failback as way_back
 from tolerant_client.mirror.life.failback import FailbackReport
-from tolerant_client.mirror.life.failback_decision import lost_records
+from tolerant_client.mirror.life.failback_blockers import lost_records
 from tolerant_client.ops.printing import Table, echo, echo_each, print_table
 
 

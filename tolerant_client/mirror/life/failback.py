@@ -57,19 +57,16 @@ from tolerant_client.mirror.engine.circles import (
     topics_option,
 )
 from tolerant_client.mirror.engine.preflight import look_for_others, require_same_source
+from tolerant_client.mirror.life.failback_blockers import has_led_here, home_texts, unmoved_texts
 from tolerant_client.mirror.life.failback_decision import (
     Compared,
     Decision,
     begun,
     decide,
-    forgotten,
-    has_led_here,
-    home_texts,
     is_live,
     name_beside,
     telling_of,
     topics_to_bring_back,
-    unmoved_texts,
 )
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.promotion_steps import LEADERS_MS
@@ -93,7 +90,7 @@ from tolerant_client.mirror.state.link_control import (
 from tolerant_client.mirror.state.link_name import Aliases, flow_back
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
-from tolerant_client.mirror.state.moves import at_home, copied_topics, moved_until_ms, undone
+from tolerant_client.mirror.state.moves import at_home, copied_topics, forgotten, moved_until_ms, undone
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids

@@ -82,7 +82,8 @@ class LinksBack(ControlFollower):
 
     def __init__(self, cluster: Cluster, left: LinkControl) -> None:
         super().__init__(cluster)
-        self._moved_to, self._moved = left.target_cluster_id, moved_topics(left)
+        self._moved_to = left.target_cluster_id
+        self._moved = {name: moved_ms for name, moved_ms in moved_topics(left).items() if left.has_moved(name)}
         self.links: dict[str, LinkControl] = {}
         self._counting: dict[str, Record] = {}  # of each link
 

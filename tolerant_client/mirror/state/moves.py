@@ -57,6 +57,17 @@ def undone(control: LinkControl, back: Mapping[str, LinkControl]) -> dict[str, s
     }
 
 
+def forgotten(former: LinkControl, brought: Collection[str], into_source: Mapping[str, LinkControl]) -> list[str]:
+    """What the link was promoted with and is not `brought` back, unless links into the source have undone that.
+
+    If the link is prepared again, nothing says so any more.  `former` is its control with the topics that the target still has.
+    """
+    if not former.is_promotion_begun:
+        return []
+    past = undone(former, into_source)
+    return [name for name in copied_topics(former) if name not in past and name not in brought]
+
+
 def at_home(into_source: Mapping[str, LinkControl], into_target: Mapping[str, LinkControl]) -> dict[str, str]:
     """The topics of which the target is the primary, and the link that has brought each: they were on the source, and moved after that.
 

@@ -19,26 +19,27 @@ from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine.circles import failback_command, had_topics, topics_option
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import failback, shared_log, taken_topics
-from tolerant_client.mirror.life.failback_decision import (
-    begun,
+from tolerant_client.mirror.life.failback_blockers import (
     blockers,
-    forgotten,
     home_texts,
     left_alone,
-    name_beside,
     overtaken,
     strangers,
-    telling_of,
-    topics_to_bring_back,
     unmoved_texts,
     untold,
+)
+from tolerant_client.mirror.life.failback_decision import (
+    begun,
+    name_beside,
+    telling_of,
+    topics_to_bring_back,
 )
 from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.link_control import LinkControl, Primary, TopicIds
-from tolerant_client.mirror.state.moves import at_home, copied_topics
+from tolerant_client.mirror.state.moves import at_home, copied_topics, forgotten
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,

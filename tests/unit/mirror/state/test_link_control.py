@@ -26,7 +26,7 @@ from tolerant_client.mirror.batches.appendable import AppendState
 from tolerant_client.mirror.engine.identical.begun import copied_so_far
 from tolerant_client.mirror.engine.identical.logs import Logs
 from tolerant_client.mirror.engine.identical.next_sequence import next_append
-from tolerant_client.mirror.life import failback_decision
+from tolerant_client.mirror.life import failback_blockers
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.plan_report import durability
 from tolerant_client.mirror.life.repair import former_of
@@ -820,7 +820,7 @@ def test_a_process_of_a_former_life_may_not_write_in_the_next() -> None:
 def test_a_log_with_what_was_never_copied_is_in_the_way_unless_it_is_given_up(
     log: SharedLog, discards: bool, count: int
 ) -> None:
-    assert len(failback_decision.blockers([log], discards=discards)) == count
+    assert len(failback_blockers.blockers([log], discards=discards)) == count
 
 
 def test_what_others_wrote_says_nothing_of_the_links_own_sequence() -> None:

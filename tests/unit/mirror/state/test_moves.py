@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.life.failback_decision import telling_of
@@ -100,3 +102,29 @@ def test_a_link_undoes_moves_to_its_own_source_alone() -> None:
     assert [control.undoes("b", at) for at in (0, 5, 6)] == [True, True, False]
     assert control.undoes(None, 5) and not control.undoes("c", 5)
     assert not LinkControl(source_cluster_id="b").undoes("b", 0)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ABC"), st.sampled_from(["orders", "users"]), st.integers(0, 9)), max_size=20)
+)
+def test_however_wrong_the_clocks_are_the_last_move_of_a_topic_is_known(moves: list[tuple[str, str, int]]) -> None:
+    """Topics go around among three clusters; each link is prepared once its source is the primary, and then promoted."""
+    into: dict[str, dict[str, LinkControl]] = {cluster: {} for cluster in "ABC"}
+    primary = {"orders": "A", "users": "A"}
+    for to, name, clock_ms in moves:
+        source, link = primary[name], f"{primary[name]}-{to}"
+        if source == to:
+            continue
+        former = into[to].get(link, LinkControl())
+        until_ms = moved_until_ms(into[source])
+        into[to][link] = replace(former, source_cluster_id=source, undoes_until_ms=until_ms)
+        move = last_moves(into[source]).get(name)
+        assert move is None or into[to][link].undoes(source, move.since_ms), "its clients come along"
+        now = moved(name, next_move_ms(into[to].values(), clock_ms), source_cluster_id=source, undoes_until_ms=until_ms)
+        into[to][link] = replace(now, primary_since={**former.primary_since, **now.primary_since})
+        primary[name] = to
+    for name, here in primary.items():
+        for there in "ABC".replace(here, ""):
+            both_know = all(name in last_moves(into[cluster]) for cluster in (here, there))
+            assert (name in at_home(into[there], into[here])) == both_know
+            assert name not in at_home(into[here], into[there])
