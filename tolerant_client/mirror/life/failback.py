@@ -39,24 +39,22 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets
-from tolerant_client.cluster.admin.topics import delete_topics, visible_topics
+from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.admin.transactions import known_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import (
-    links_back,
-    links_into,
     only_topics,
     refuse_circle,
     refuse_one_cluster,
     topics_option,
 )
-from tolerant_client.mirror.engine.preflight import look_for_others, require_same_source
+from tolerant_client.mirror.engine.preflight import look_for_others
 from tolerant_client.mirror.life.failback_blockers import has_led_here, home_texts, unmoved_texts
 from tolerant_client.mirror.life.failback_decision import (
     Compared,
@@ -65,9 +63,9 @@ from tolerant_client.mirror.life.failback_decision import (
     decide,
     is_live,
     name_beside,
-    telling_of,
     topics_to_bring_back,
 )
+from tolerant_client.mirror.life.failback_links import Links, left_to_undo, read_links
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.promotion_steps import LEADERS_MS
 from tolerant_client.mirror.life.shared_log import (
@@ -79,18 +77,15 @@ from tolerant_client.mirror.life.shared_log import (
 )
 from tolerant_client.mirror.life.taken_topics import taken_topics
 from tolerant_client.mirror.logs.reading import read_headers
-from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, read_control_and_others, update_control
+from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, update_control
 from tolerant_client.mirror.state.link_control import (
     LinkControl,
     link_options,
     plain_options,
-    require_finished,
 )
-from tolerant_client.mirror.state.link_name import Aliases, flow_back
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
-from tolerant_client.mirror.state.moves import at_home, copied_topics, forgotten, moved_until_ms, undone
+from tolerant_client.mirror.state.moves import copied_topics, forgotten, moved_until_ms, undone
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
@@ -141,7 +136,7 @@ async def failback(
     """
     await source.connect()
     await refuse_one_cluster(source, target)
-    links = await _read_links(source, target, link)
+    links = await read_links(source, target, link)
     chosen = await _chosen(source, target, links, topics)
     await target.require_record_batches()
     view = await see_topics(source, target, chosen)
@@ -172,56 +167,12 @@ async def failback(
     return replace(report, is_done=True)
 
 
-class _Links(NamedTuple):
-    """What the controls say: of the `link` to prepare (`former`), of all `into_source` (links_into), and of those `of_target`.
-
-    `forward` are those of them that have copied from our target to our source, or may have.  Promoted links `of_target` have only
-    topics that nobody has deleted, or made anew, since.
-    """
-
-    link: str
-    source_cluster_id: str | None
-    former: LinkControl
-    into_source: Controls | None
-    forward: Mapping[str, LinkControl]
-    of_target: Mapping[str, LinkControl]
-
-    @property
-    def undoing(self) -> Mapping[str, LinkControl]:
-        """The links into the source, as far as we may read them."""
-        return {} if self.into_source is None else self.into_source.links
-
-    @property
-    def home(self) -> dict[str, str]:
-        return at_home(self.undoing, self.of_target)
-
-    def flow(self, names: Collection[str]) -> str:
-        """The flow that is the link in a file, if a file names a forward link of these topics; else ""."""
-        of_file = {
-            name: Aliases(topics.names.source_alias, topics.target_alias)
-            for name, c in self.forward.items()
-            if c.topics and (topics := LinkTopics.from_json(c.topics)).names and any(map(c.writes, names))
-        }
-        return flow_back(self.link, of_file)
-
-
-async def _read_links(source: Cluster, target: Cluster, link: str) -> _Links:
-    """Reads the controls of both clusters; raises OptionError for a link of another source, or that is promoted by half."""
-    cluster_id = await source.cluster_id()
-    former, of_target = await read_control_and_others(target, link)
-    require_same_source(former, link, cluster_id)
-    require_finished(former, link, target, source)
-    into_source = await links_into(source, None)
-    forward = dict(links_back(into_source, await target.cluster_id()))
-    return _Links(link, cluster_id, former, into_source, forward, await _still_there(target, of_target))
-
-
-async def _chosen(source: Cluster, target: Cluster, links: _Links, topics: LinkTopics | str | None) -> LinkTopics:
+async def _chosen(source: Cluster, target: Cluster, links: Links, topics: LinkTopics | str | None) -> LinkTopics:
     """The topics that are given, or else those to bring back; raises OptionError for those that it cannot be told of, or renamed."""
     if topics is None:
         await _refuse_circle(source, target, (), links)
-        may_be_of = await _still_to_undo(source, await _may_be_of(target, links.forward))
-        chosen = topics_to_bring_back(source, target, links.link, may_be_of, links.of_target, links.home)
+        left = await left_to_undo(source, target, links)
+        chosen = topics_to_bring_back(source, target, links.link, left, links.of_target, links.home)
     else:
         chosen = LinkTopics.of(topics)
     if chosen.to_target("orders") != "orders":
@@ -232,7 +183,7 @@ async def _chosen(source: Cluster, target: Cluster, links: _Links, topics: LinkT
     return chosen
 
 
-async def _begin(target: Cluster, links: _Links, topics: LinkTopics, found: Decision) -> None:
+async def _begin(target: Cluster, links: Links, topics: LinkTopics, found: Decision) -> None:
     """Deletes what is given up, and writes that the link begins after what is adopted.
 
     Also which moves it undoes: if it is promoted before its mirror has started, its clients come home, and what they write is
@@ -249,7 +200,7 @@ async def _begin(target: Cluster, links: _Links, topics: LinkTopics, found: Deci
     await update_control(target, links.link, change)
 
 
-async def _refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], links: _Links) -> None:
+async def _refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], links: Links) -> None:
     """Raises OptionError unless the forward links of these topics are known to be promoted."""
     for unseen in await refuse_circle(source, target, topics, links.link, links.into_source):
         raise OptionError(unseen)
@@ -266,31 +217,6 @@ async def _unused_generation(target: Cluster, link: str, former: LinkControl) ->
     return generation
 
 
-async def _still_there(target: Cluster, controls: Mapping[str, LinkControl]) -> dict[str, LinkControl]:
-    """The controls of the target, which tell of moves and copies of topics that nobody has deleted, or made anew, since."""
-    names = {name for c in controls.values() for name in (*c.primary_since, *copied_topics(c))}
-    there = await target.partitions(names)
-    ids = await read_ids(None, target, there)
-    return {link: telling_of(control, there, ids) for link, control in controls.items()}
-
-
-async def _may_be_of(target: Cluster, forward: Mapping[str, LinkControl]) -> dict[str, LinkControl]:
-    """The forward links without those of an unknown source whose topics the target does not have: it was another cluster."""
-    return {
-        name: control
-        for name, control in forward.items()
-        if not control.is_of_unknown_source or await target.partitions(copied_topics(control))
-    }
-
-
-async def _still_to_undo(source: Cluster, forward: Mapping[str, LinkControl]) -> Mapping[str, LinkControl]:
-    """The forward links, of promoted ones what the source still has, but for those of which it has nothing; all if no other is left."""
-    names = {link: copied_topics(c) for link, c in forward.items() if c.is_promotion_begun}
-    there, hidden = await visible_topics(source.by_own_names(), {topic for of in names.values() for topic in of})
-    left = {link: telling_of(c, {*there, *hidden}) if link in names else c for link, c in forward.items()}
-    return {link: c for link, c in left.items() if not names.get(link) or copied_topics(c)} or forward
-
-
 def _pauses(target: Cluster, link: str, control: LinkControl, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
     """A warning of what an operator has paused of the link in its life before, which holds on."""
     if not (paused := [p for p in partitions if control.pauses(p)]):
@@ -302,7 +228,7 @@ def _pauses(target: Cluster, link: str, control: LinkControl, partitions: Iterab
 
 
 async def _require_may_begin(
-    source: Cluster, target: Cluster, links: _Links, topics: LinkTopics, names: Sequence[str]
+    source: Cluster, target: Cluster, links: Links, topics: LinkTopics, names: Sequence[str]
 ) -> None:
     """Raises OptionError if the link back may not begin with these `names` of the topics."""
     link, former = links.link, links.former
@@ -322,7 +248,7 @@ async def _require_may_begin(
 
 
 def _require_not_forgotten(
-    source: Cluster, target: Cluster, links: _Links, topics: LinkTopics, names: Sequence[str]
+    source: Cluster, target: Cluster, links: Links, topics: LinkTopics, names: Sequence[str]
 ) -> None:
     """Raises OptionError if the link, prepared for these `names` of the topics, would no longer say what it was promoted with."""
     link, former = links.link, links.former
@@ -348,7 +274,7 @@ def _command(
 
 
 async def _compare(
-    source: Cluster, target: Cluster, links: _Links, names: Sequence[str], topics: LinkTopics
+    source: Cluster, target: Cluster, links: Links, names: Sequence[str], topics: LinkTopics
 ) -> Compared:
     """Reads both clusters' logs of the topics, except those that are home, and those of which a partition cannot be read."""
     link, former, forward, home = links.link, links.former, links.forward, links.home

@@ -1,10 +1,10 @@
 """Tells a client that a promotion has moved when the way back is promoted, so that it goes home.
 
 Laws:
-- A link's control says up to when topics had moved to its source before it was started (LinkControl.undoes).  A client that a promotion
-  has moved follows, into the cluster that it has left, a link from where it is that was started with that move in sight.  So nobody has to name the way
-  back, and the promotion of a way back that is older says nothing, whatever was lost or renamed since: moves are in one order (moves.py).
-  So they lead nobody in a circle, and need no other proof that they are the client's.
+- A link's control says up to when it knew of moves to its source when it was started (LinkControl.undoes).  A client that a promotion has
+  moved follows, into the cluster that it has left, a link from where it is that was started with that move in sight.  So nobody has to
+  name the way back, and an older one says nothing, whatever was lost or renamed since: moves are in one order (moves.py).  So links
+  lead nobody in a circle, and need no other proof that they are the client's.
 - The way back must copy all topics of the client that L had copied, or all that L had copied while the client has none (which is being
   made, or has not written yet): of links that copy a part each, none is followed, with a warning.
 - A promoted link back has brought home only what the cluster there still has: a topic that was deleted since, or another one of its name, which

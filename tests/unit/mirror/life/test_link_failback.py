@@ -18,7 +18,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import LogSlice
 from tolerant_client.mirror.engine.circles import failback_command, had_topics, topics_option
 from tolerant_client.mirror.engine.preflight import Others
-from tolerant_client.mirror.life import failback, shared_log, taken_topics
+from tolerant_client.mirror.life import failback, failback_links, shared_log, taken_topics
 from tolerant_client.mirror.life.failback_blockers import (
     blockers,
     home_texts,
@@ -477,6 +477,9 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     async def told(value: Any) -> Any:
         return value
 
+    def links_of(former: LinkControl) -> failback_links.Links:
+        return failback_links.Links("oops", "B-id", former, None, {}, {})
+
     asked: list[TopicPartition] = []
 
     async def own_copies(_: Any, __: Any, partitions: list[TopicPartition]) -> set[str]:
@@ -487,17 +490,15 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     former = LinkControl(producer_ids=(OURS,), is_promotion_begun=True, is_fenced=True, begun={PLACE: NOW})
     view = SimpleNamespace(on_source=dict.fromkeys(("orders", "users", "heartbeats"), [0]), require_seen=lambda _: None)
     known = vars(CLUSTER)
-    source: Any = SimpleNamespace(**known, connect=nothing, wire_topic=str, cluster_id=lambda: told("B-id"))
-    target: Any = SimpleNamespace(**known, require_record_batches=nothing, cluster_id=lambda: told("A-id"))
+    source: Any = SimpleNamespace(**known, connect=nothing, wire_topic=str)
+    target: Any = SimpleNamespace(**known, require_record_batches=nothing)
     responses: dict[str, Any] = {
         "refuse_one_cluster": None,
         "see_topics": view,
-        "links_into": None,
+        "read_links": links_of(former),
         "refuse_circle": (),
-        "_still_there": {},
         "_unled": {},
         "_refuse_translated": None,
-        "read_control_and_others": (former, {}),
         "require_not_forgotten": None,
         "shared_partitions": [beats, PLACE, users],
         "taken_topics": ({"users"}, {}, {}),
@@ -513,12 +514,12 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
     report = drive(failback.failback(source, target, "oops", "orders|users", discards=discards))
     assert report.exit_code == 3 and not report.is_done and not report.deleted_topics and asked == [users]
     assert report.blockers[0] == "Link back copies into topic orders" and len(report.blockers) == 2 - discards
-    responses["read_control_and_others"] = replace(former, is_hidden=True), {}
-    monkeypatch.setattr(failback, "read_control_and_others", lambda *_: told(responses["read_control_and_others"]))
+    responses["read_links"] = links_of(replace(former, is_hidden=True))
+    monkeypatch.setattr(failback, "read_links", lambda *_: told(responses["read_links"]))
     with pytest.raises(OptionError, match="Whether another link copies the same topics is unknown: we may not read"):
         failback.failback(source, target, "oops", "orders|users", discards=discards).send(None)
     for live in (LinkControl(producer_ids=(OURS,)), LinkControl(map_id="m"), replace(former, is_promotion_begun=False)):
-        responses["read_control_and_others"] = live, {}
+        responses["read_links"] = links_of(live)
         with pytest.raises(OptionError, match="copies into this target already and was not promoted"):
             failback.failback(source, target, "oops", "orders|users", discards=discards).send(None)
 
@@ -645,21 +646,30 @@ def test_a_link_of_which_nothing_is_left_does_not_choose_by_its_name() -> None:
     assert {str(chosen(link, forward, back)) for link in ("there", "back", "another")} == {"a,b"}
 
 
+class Having:
+    """A cluster that has these topics."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def by_own_names(self) -> Having:
+        return self
+
+    async def partitions(self, names: Any) -> dict[str, list[int]]:
+        return {name: [0] for name in self.names if name in names}
+
+
+def to_undo(source: Having, target: Having, forward: dict[str, LinkControl]) -> dict[str, list[str]]:
+    links = failback_links.Links("back", "b", LinkControl(), None, forward, {})
+    found = drive(failback_links.left_to_undo(source, target, links))  # type: ignore[arg-type]
+    return {link: copied_topics(control) for link, control in found.items()}
+
+
 def test_a_link_whose_topics_the_source_has_no_more_is_not_to_be_undone() -> None:
-    class Source:
-        there = {"orders": [0]}
-
-        def by_own_names(self) -> Source:
-            return self
-
-        async def partitions(self, names: Any) -> dict[str, list[int]]:
-            return {name: numbers for name, numbers in self.there.items() if name in names}
-
-    source: Any = Source()
+    source = target = Having("orders")
     forward = {"there": moved("orders|audit"), "retired": moved("users"), "live": LinkControl()}
-    found = drive(failback._still_to_undo(source, forward))
-    assert {link: copied_topics(control) for link, control in found.items()} == {"there": ["orders"], "live": []}
-    assert drive(failback._still_to_undo(source, {"retired": moved("users")})).keys() == {"retired"}
+    assert to_undo(source, target, forward) == {"there": ["orders"], "live": []}
+    assert to_undo(source, target, {"retired": moved("users")}) == {"retired": ["users"]}, "which is told"
 
 
 @pytest.mark.parametrize("deleted", [(), ("orders",)])
@@ -667,7 +677,9 @@ def test_the_command_for_a_link_of_another_name_says_what_becomes_of_the_clients
     """One of the topics that came home with the other was deleted, and is to be copied back alone."""
     former = moved("audit|orders", 2)
     left = telling_of(former, {"audit", "orders"}.difference(deleted))
-    links = failback._Links("back", "b", former, Controls({"there": moved("audit|orders|new")}, ()), {}, {"back": left})
+    links = failback_links.Links(
+        "back", "b", former, Controls({"there": moved("audit|orders|new")}, ()), {}, {"back": left}
+    )
     wanted = deleted or ("new",)
     with pytest.raises(OptionError, match=f"was promoted with audit.*--link back-2 --topics {wanted[0]}$") as told:
         failback._require_not_forgotten(CLUSTER, CLUSTER, links, LinkTopics.of(wanted[0]), wanted)
@@ -679,7 +691,7 @@ def test_the_flow_of_a_link_back_is_named_where_a_file_has_named_its_topics() ->
     names = TopicNames(IdentityReplicationPolicy(), "eu-west")
     of_file = LinkTopics(TopicFilter(("orders",)), names=names, target_alias="us-east-1")
     forward = {"eu-west-us-east-1": LinkControl(topics=of_file.to_json()), "typed": moved("audit")}
-    links = failback._Links("us-east-1-eu-west", "b", LinkControl(), None, forward, {})
+    links = failback_links.Links("us-east-1-eu-west", "b", LinkControl(), None, forward, {})
     assert [links.flow(of) for of in (["orders"], ["audit", "orders"])] == ["us-east-1->eu-west"] * 2
     assert links.flow(["audit"]) == links._replace(link="back").flow(["orders"]) == ""
 
@@ -728,14 +740,9 @@ def test_the_names_of_a_file_are_not_those_of_the_other_direction() -> None:
 
 
 def test_a_failover_of_an_unknown_source_says_nothing_of_a_cluster_without_its_topics() -> None:
-    async def partitions(names: Any) -> dict[str, list[int]]:
-        return {name: [0] for name in names if name == "orders"}
-
-    target: Any = SimpleNamespace(partitions=partitions)
-    unknown = moved("orders|users", source_cluster_id=None)
-    elsewhere = moved("users", source_cluster_id=None)
+    unknown, elsewhere = moved("orders|users", source_cluster_id=None), moved("users", source_cluster_id=None)
     forward = {"unknown": unknown, "elsewhere": elsewhere, "known": moved("users")}
-    assert drive(failback._may_be_of(target, forward)).keys() == {"unknown", "known"}
+    assert to_undo(Having("orders", "users"), Having("orders"), forward).keys() == {"unknown", "known"}
 
 
 def test_what_was_paused_before_the_promotion_is_told() -> None:
