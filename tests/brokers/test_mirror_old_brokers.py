@@ -5,6 +5,7 @@ With TOLERANT_LONG=1 more versions are started.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -27,7 +28,7 @@ from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.cluster.admin.topics import delete_records
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.errors import OptionError, SourceTruncatedError, TargetDivergedError
+from tolerant_client.errors import OptionError, SourceTruncatedError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
@@ -351,6 +352,32 @@ def test_the_control_of_links_is_compacted_after_hours(started: Callable[..., Ol
         broker.restart({"log.cleaner.enable": "true"})
         broker.make_topic(topic.name)  # waits for the leader
         target.run(read_cleaned)
+
+
+def test_topics_are_there_also_for_who_asks_a_broker_that_has_just_started(started: Callable[..., OldLogs]) -> None:
+    """With ZooKeeper it serves before it knows any: a promoted link would be one without a control."""
+    broker = started("3.9.1").broker
+    kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers).create_topics(
+        [NewTopic(name, 1, 1) for name in ("orders", *(f"other-{n}" for n in range(60)))]
+    )
+    seen: list[bool] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(TolerantClientError):
+                with Cluster({"bootstrap_servers": broker.bootstrap_servers}, patience_ms=3_000) as cluster:
+                    cluster.run(cluster.connect, 200)
+                    seen.append("orders" in cluster.run(cluster.partitions, ["orders"]))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for _ in range(2):
+        broker.restart({})
+        time.sleep(1)
+    is_over.set()
+    asking.join()
+    assert seen and all(seen)
 
 
 # -- a topic that is created again: these brokers are asked for it by its name ----

@@ -1,7 +1,10 @@
 """The topics of one Kafka cluster and who leads their partitions.
 
-Law: with `names`, topics have the names here that the target of a link gives them, and brokers are asked by their own
-names: every request is built with `wire_topic`, every response is read with `topic_of`.
+Laws:
+- With `names`, topics have the names here that the target of a link gives them, and brokers are asked by their own
+  names: every request is built with `wire_topic`, every response is read with `topic_of`.
+- A broker with ZooKeeper serves before it knows any topic: for 0.2 to 0.9 s after each start, measured with 0.11, 2.8 and 3.9 and 60
+  topics.  So one that knows none at all is believed only once it has said so for _STARTS_S.  Those of KRaft know theirs (3.3, 4.2).
 """
 
 from __future__ import annotations
@@ -19,12 +22,15 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.connections import Connections
 from tolerant_client.cluster.fetch import TopicNames
+from tolerant_client.cluster.patience import Patience
 from tolerant_client.stock.coordinator_partition import OFFSETS_TOPIC
 
 _Cluster = TypeVar("_Cluster", bound="Leaders")
 
 METADATA_WITHOUT_CREATION = 4  # naming a topic in an older request creates it, unless the broker forbids that
 HEARD_MS = 5_000  # a cluster is away when none of its brokers says anything for this long
+_STARTS_S = 2.0
+_UPDATE_METADATA = 6  # the request by which a controller tells a broker with ZooKeeper the topics; KRaft has none
 _LAST_WITH_RIGHTS = 10  # the last version that also tells the rights on the cluster (KIP-430, KIP-700)
 
 
@@ -94,8 +100,11 @@ class Leaders(Connections):
             await self.connect()
             can_name = self.highest_version(MetadataRequest) >= METADATA_WITHOUT_CREATION
             found: dict[str, list[int]] = {}
+            node_id = await self._any_node()
             for is_repeat in (False, True):  # an unknown topic is believed when it is reported twice
-                response = await self.send(metadata_request(wanted if can_name else None))
+                if is_repeat and not found:
+                    await self._until_started(node_id)
+                response = await self.send(metadata_request(wanted if can_name else None), node_id)
                 for topic in filter(is_meant, response.topics):
                     if not topic.error_code:
                         name = self.topic_of(topic.name)
@@ -111,6 +120,14 @@ class Leaders(Connections):
             return found
 
         return await self.insist("reading the topics", ask)
+
+    async def _until_started(self, node_id: Any) -> None:
+        """Waits until a broker with ZooKeeper tells of any topic, or _STARTS_S are over: then there is none."""
+        if _UPDATE_METADATA not in self.manager.broker_version_data.api_versions:
+            return
+        patience = Patience(_STARTS_S)
+        while not (await self.send(metadata_request(None), node_id)).topics and not patience.is_over:
+            await self.net.sleep(patience.pause_s())
 
     async def track(self, topics: Iterable[str]) -> None:
         """Keeps the leaders of these topics, and of those tracked before, up to date."""
