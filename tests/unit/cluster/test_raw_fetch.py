@@ -59,10 +59,11 @@ def test_a_topic_that_only_the_second_response_knows_is_found_with_its_id(
     known = SimpleNamespace(name="a", error_code=0, partitions=parts, topic_id=uuid.UUID(int=5), is_internal=False)
     answers = [SimpleNamespace(topics=[unknown]), SimpleNamespace(topics=[known])]
 
-    async def send(request: Any) -> Any:
+    async def send(request: Any, node_id: Any = None) -> Any:
         return answers.pop(0)
 
     monkeypatch.setattr(cluster, "send", send)
+    cluster.manager.broker_version_data = SimpleNamespace(api_versions={})
     assert cluster.run(cluster.partitions, ["a"]) == {"a": [0]}
     assert cluster.topic_ids == {"a": "AAAAAAAAAAAAAAAAAAAABQ"}
 
