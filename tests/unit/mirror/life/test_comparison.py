@@ -202,6 +202,38 @@ def test_a_mirror_that_appends_is_in_no_comparisons_way_and_a_place_waits_for_th
     assert placed == {P: Unreplicated(10, 20)}
 
 
+class Copied(Log):
+    """A target to which a mirror appends its last batch after its end was told once; it tells it `times` times."""
+
+    times = 2
+
+    async def offsets_at(
+        self,
+        node: int,
+        partitions: Iterable[TopicPartition],
+        asked: Mapping[TopicPartition, int],
+        *how: Any,
+        **more: Any,
+    ) -> dict[TopicPartition, int | Exception]:
+        told = await super().offsets_at(node, partitions, asked, *how, **more)
+        if EARLIEST not in asked.values():
+            self.end = self.leader_end
+            self.times -= 1
+            self.untold = None if self.times > 0 else Errors.OffsetNotAvailableError("orders-0")
+        return told
+
+
+def test_a_source_that_is_purged_of_what_was_just_copied_has_not_overtaken_the_mirror() -> None:
+    """Its start is read after the target's end: that end is old by then, and is read once more."""
+    source: Any = Log(batch(20), start=20, end=30)
+    assert compared(source, Copied(of_link(0), of_link(10), end=10, leader_end=20)) == Comparison({}, ())
+    stuck = compared(source, Copied(of_link(0), end=10, leader_end=10))
+    assert stuck is not None and "no longer has offsets 10 to 20: retention overtook the mirror" in stuck.differing[P]
+    silent = Copied(of_link(0), of_link(10), end=10, leader_end=20)
+    silent.times = 1
+    assert compared(source, silent) == Comparison({}, (P,))
+
+
 @pytest.mark.parametrize("is_of_target", [False, True])
 def test_what_a_leader_says_instead_of_an_offset_is_told_of_its_partition(is_of_target: bool) -> None:
     """A replica that leads after a crash has no high watermark until its ISR is large enough again."""

@@ -278,8 +278,12 @@ async def _read_bounds(
             else:
                 unknown[p] = end
     source_start = await told(source, target_end, EARLIEST)
+    if known.at_high_watermark:
+        # A mirror may append meanwhile, and somebody purge what it has copied: an end from before proves no loss.
+        below = [p for p, start in source_start.items() if target_end[p] < start]
+        target_end = with_anew(target_end, await told(target, below, LATEST), below)
     # Nothing after the last stable offset was ever copied: what the target has there is somebody else's.
-    source_end = await told(source, source_start, LATEST, READ_COMMITTED)
+    source_end = await told(source, source_start.keys() & target_end.keys(), LATEST, READ_COMMITTED)
     # A log that ends before the end of what was adopted was created again since.
     adopted = {p: offset for p, offset in known.control.adopted.items() if offset <= target_end.get(p, 0)}
     return {
