@@ -135,7 +135,7 @@ def _write_report(path: Path, report: VerifyReport) -> None:
 
 def print_report(report: VerifyReport) -> None:
     """Prints a row for each topic, one for each partition with something to report, and a verdict."""
-    table = Table("topic", "partitions", "compared", "identical until", "first difference")
+    table = Table("topic", "partitions", "compared", "identical until", "")
     by_topic: dict[str, list[PartitionReport]] = {}
     for part in report.partitions:
         by_topic.setdefault(part.topic, []).append(part)
@@ -145,7 +145,9 @@ def print_report(report: VerifyReport) -> None:
             offsets = _of(sum(p.compared for p in same), sum(p.held for p in same))
             compared = f"{offsets}, {sum(p.records for p in same):,} records"
             lag = sum(p.lag for p in same)
-            table.add_row(topic, str(len(same)), compared, f"{lag:,} before the end" if lag else "the end", "none")
+            table.add_row(
+                topic, str(len(same)), compared, f"{lag:,} before the end" if lag else "the end", "no difference"
+            )
         for p in parts:
             for row in _rows(p):
                 table.add_row(*row)
@@ -156,7 +158,13 @@ def print_report(report: VerifyReport) -> None:
 def _rows(p: PartitionReport) -> Iterator[tuple[str, ...]]:
     name, bounds = f"{p.topic}-{p.partition}", f"{p.from_offset:,} to {p.until_offset:,}"
     if p.first_difference is not None:
-        yield name, "1", _of(p.compared, p.held), f"{p.identical_until:,}", _said(p.first_difference)
+        yield (
+            name,
+            "1",
+            _of(p.compared, p.held),
+            f"{p.identical_until:,}",
+            f"first difference: {_said(p.first_difference)}",
+        )
         if p.untold_difference not in (None, p.first_difference):
             yield name, "", "", "", f"where the ledger has no loss: {_said(p.untold_difference)}"
     elif p.error is not None:

@@ -5,8 +5,10 @@ Laws:
   and their memory wait until the standby has their records at their offsets.
 - What is held for `timeout_ms` ends with NotMirroredError: it is written on its own cluster, and is not sent again.
 - At a move nothing that is held is lost: moved_batches.py takes it, acknowledges what was copied, and has the rest sent.
-- Whose promotion was undone before the producer has heard of it, that producer stays.  What is held may have been given up meanwhile
-  (failback discards what was not copied), and offsets tell nothing: others may have been written there since.  So it is read.
+- A producer that hears of a promotion only after it was undone stays.  What is held may have been given up meanwhile (failback
+  discards what was not copied), and offsets tell nothing: others may have been written there since.  So it is read there.
+- At a move, and where a producer stays, what is read decides, in one place (settle_found): a batch at its offset is acknowledged,
+  any other one fails.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.errors import NotMirroredError
-from tolerant_client.stock.sought_batches import PAUSE_S, Doubts, Find, Sought, records_of, size_of
+from tolerant_client.stock.sought_batches import PAUSE_S, Doubts, Find, Sought
 
 MIRRORED: Final = "mirrored"  # a producer's `acks`
 SOMETHING_ELSE = (
@@ -113,17 +115,17 @@ class HeldBatches:
         self,
         find: Find,
         why_not: str,
-        wait_for: Doubts,
+        doubts: Doubts,
         release: Callable[[Set[TopicPartition]], None] = lambda partitions: None,
     ) -> None:
         """Acknowledges what is held and a cluster has at its offset; the rest fails, since it is `why_not` there.
 
-        Asks again until it is told.  Does `release` partitions of which nothing is held any more.
+        Asks again until it is told.  Calls `release` with the partitions of which nothing is held any more.
         """
 
         def hear(partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
             if isinstance(offsets, Exception):
-                wait_for(offsets)
+                doubts(offsets)
                 return
             there = set(offsets)
             ended = [(one, None if one.base_offset in there else why_not) for one in self.up_to(partition)]
@@ -135,7 +137,7 @@ class HeldBatches:
             try:
                 await find(self._manager._net, {p: sought_at(self.up_to(p)) for p in waiting}, hear)
             except Exception as error:
-                wait_for(error)
+                doubts(error)
             release(muted - self.waiting())  # also those whose time is over
             if self.waiting():
                 await self._manager._net.sleep(PAUSE_S)
@@ -185,5 +187,4 @@ def sought_at(batches: Sequence[HeldBatch]) -> Sought:
     """What to look for at the offsets that batches have on another cluster; where that gives times, their content alone counts."""
     places = [held.base_offset for held in batches]
     gives_times = any(held.log_append_time_ms >= 0 for held in batches)
-    sent = [held.batch for held in batches]
-    return Sought([*map(records_of, sent)], places[0], 0 if gives_times else None, places, size_of(sent))
+    return Sought.of([held.batch for held in batches], places[0], 0 if gives_times else None, places)

@@ -24,7 +24,7 @@ from typing import Any
 from kafka.structs import TopicPartition
 
 from tolerant_client.stock.held_batches import SOMETHING_ELSE
-from tolerant_client.stock.sought_batches import PAUSE_S, Doubts, Find, Sought, records_of, size_of
+from tolerant_client.stock.sought_batches import PAUSE_S, Doubts, Find, Sought
 
 
 class MovedBatches:
@@ -39,7 +39,7 @@ class MovedBatches:
         records, transactions = sender._accumulator, sender._transaction_manager
         self._held, sender.held = sender.held, None  # a copy of what is sent to the next cluster has no link yet
         self._end_of = end_of
-        self._wait_for = Doubts()
+        self._doubts = Doubts()
         for partition in list(records._batches):
             with records._tp_lock(partition):
                 sent = [batch for batch in records._batches[partition] if batch.in_retry()]
@@ -64,12 +64,12 @@ class MovedBatches:
     async def settle(self, find: Find) -> None:
         """Acknowledges what the log has, and has the rest sent; asks again until it is told."""
         if self._held is not None:
-            await self._held.settle_found(find, SOMETHING_ELSE, self._wait_for, self._release)
+            await self._held.settle_found(find, SOMETHING_ELSE, self._doubts, self._release)
         while self._in_question and not self._manager.closed:
             try:
                 await find(self._manager._net, dict(self._sought), self._hear)
             except Exception as error:
-                self._wait_for(error)
+                self._doubts(error)
             self._leave_ended()
             if self._in_question:
                 await self._manager._net.sleep(PAUSE_S)
@@ -79,7 +79,7 @@ class MovedBatches:
 
     def _hear(self, partition: TopicPartition, offsets: Sequence[int] | Exception) -> None:
         if isinstance(offsets, Exception):
-            self._wait_for(offsets)
+            self._doubts(offsets)
         else:
             self._settle(partition, offsets)
 
@@ -110,9 +110,5 @@ class MovedBatches:
 def _sought(sender: Any, partition: TopicPartition, batches: Sequence[Any]) -> Sought:
     age_s = time.monotonic() - min(batch.created for batch in batches)
     last = sender.last_offsets.get(partition, -1)
-    return Sought(
-        [records_of(batch) for batch in batches],
-        -1 if last < 0 else last + 1,
-        int((time.time() - age_s) * 1000) if sender.gives_times.get(partition.topic) else None,
-        size=size_of(batches),
-    )
+    since_ms = int((time.time() - age_s) * 1000) if sender.gives_times.get(partition.topic) else None
+    return Sought.of(batches, -1 if last < 0 else last + 1, since_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kafka.structs import TopicPartition
@@ -21,7 +21,7 @@ class Sought(NamedTuple):
 
     They are not below `from_offset`, if that is not -1.  Copies have the timestamps of their records, or, where brokers give times
     (LogAppendTime), none before `appended_since_ms` (ms since the epoch).  With `places`, each batch is at that offset or not there.
-    `size` are the bytes of these batches as they were sent.
+    `size` is the number of bytes of these batches as they were sent.
     """
 
     batches: Sequence[Sequence[Record]]
@@ -30,9 +30,18 @@ class Sought(NamedTuple):
     places: Sequence[int] = ()
     size: int = 0
 
+    @classmethod
+    def of(
+        cls, sent: Sequence[Any], from_offset: int, appended_since_ms: int | None, places: Sequence[int] = ()
+    ) -> Sought:
+        """What to look for of batches that are closed."""
+        buffers = [memoryview(batch.records.buffer()) for batch in sent]
+        records = [tuple(decode_records(buffer)) for buffer in buffers]
+        return cls(records, from_offset, appended_since_ms, places, sum(map(len, buffers)))
 
-# Is told of each partition: the offsets of those sought batches that a cluster has, or why that is not known yet.  None after one
-# that it lacks, if they have no places.
+
+# Is told of each partition: the offsets of those sought batches that a cluster has, or why that is not known yet.  Without places it
+# is told of no batch that follows one that the cluster lacks.
 Tell = Callable[[TopicPartition, Sequence[int] | Exception], None]
 # On an event loop: tells of each partition as soon as it is known.  Raises what is wrong with the cluster.
 Find = Callable[[Any, Mapping[TopicPartition, Sought], Tell], Awaitable[None]]
@@ -48,13 +57,3 @@ class Doubts:
         if (reason := text_of(error)) not in self._told:
             self._told.add(reason)
             log.warning("Which records the producer's cluster has is not known yet: %s", reason)
-
-
-def records_of(batch: Any) -> Sequence[Record]:
-    """The records of a batch that is closed."""
-    return tuple(decode_records(memoryview(batch.records.buffer())))
-
-
-def size_of(batches: Iterable[Any]) -> int:
-    """The bytes of batches as they were sent."""
-    return sum(len(batch.records.buffer()) for batch in batches)

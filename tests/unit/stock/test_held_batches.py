@@ -181,3 +181,27 @@ def test_a_partition_whose_records_are_too_late_while_they_cannot_be_read_is_not
 
     asyncio.run(batches.settle(find))
     assert not later.is_done and PARTITION not in holding.producer.accumulator.muted
+
+
+def test_a_partition_whose_records_are_too_late_goes_on_while_those_of_another_one_cannot_be_read() -> None:
+    holding = Holding()
+    holding.acknowledge(40)
+    holding.producer.append(OTHER)
+    holding.acknowledge(7)
+    held, muted, waiting = holding.held, holding.producer.accumulator.muted, list[set[TopicPartition]]()
+    batches = MovedBatches(holding.producer.sender, lambda partition: 50)
+
+    async def find(net: Any, sought: Mapping[TopicPartition, Sought], tell: Tell) -> None:
+        if OTHER not in sought:
+            tell(PARTITION, [40])
+            return
+        assert muted == {PARTITION, OTHER}
+        held.settle([(one, "too late") for one in held.up_to(OTHER)])
+        tell(PARTITION, Errors.KafkaTimeoutError("the standby is silent"))
+
+    async def sleep(seconds: float) -> None:
+        waiting.append(set(muted))
+
+    holding.producer.client._manager._net.sleep = sleep
+    asyncio.run(batches.settle(find))
+    assert waiting == [{PARTITION}] and not muted and holding.first.get(0).offset == 41

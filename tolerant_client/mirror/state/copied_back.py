@@ -1,4 +1,4 @@
-"""Which partitions of a source a link has copied back to it: then its logs are no longer what another link copied from it."""
+"""Which partitions a link has copied back to the source: its logs are then no longer what another link copied from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tolerant_client.mirror.state.map_topic import was_never_started
 
 
 class CopiedBack(NamedTuple):
-    """Why a partition is not what another link copied, or may not be (not `is_known`).
+    """Why a partition is no longer what another link copied; not `is_known`: it may still be.
 
     `until` is where the last link back has ended; None if it goes on, or nothing says.
     """
@@ -28,8 +28,8 @@ class CopiedBack(NamedTuple):
 
     @property
     def no_copy(self) -> str:
-        """What the target is then, and why."""
-        return f"the target {'is' if self.is_known else 'may be'} no longer the source's copy: {self.why}"
+        """A sentence that says so."""
+        return f"the target {'is no longer' if self.is_known else 'may no longer be'} the source's copy: {self.why}"
 
 
 async def copied_back(

@@ -23,9 +23,9 @@ class Aliases(NamedTuple):
 
 
 def flow_back(link: str, forward: Mapping[str, Aliases]) -> str:
-    """The flow A->B that is `link` in a file; "" for a name that is no flow's.
+    """The flow A->B that is `link` in a file; "" if nothing tells that it is one.
 
-    Aliases may have hyphens, too: it is the flow opposite to one of the links `forward`, or else one with their aliases.
+    Aliases may have hyphens, too: it is the flow opposite to one of the links `forward`, or else one with an alias of theirs.
     """
 
     def likeness(flow: Aliases) -> tuple[bool, int]:
@@ -39,4 +39,4 @@ def flow_back(link: str, forward: Mapping[str, Aliases]) -> str:
     if not (flows and forward):
         return ""
     best = max(flows, key=likeness)
-    return f"{best.source}->{best.target}"
+    return f"{best.source}->{best.target}" if likeness(best) > (False, 0) else ""

@@ -8,7 +8,7 @@ source's log starts after that offset, it ends there unless a link has copied ba
 if a promotion has found, before the source deleted that, that it had no committed record (`empty_until` of the control).
 
 What a link has copied back has no such end: both logs go on as one until that link is promoted, and from there on each is its own.
-Where they differ, the target is no longer the source's copy, which is no difference; nor is what follows compared.
+What follows is not compared: the target is no longer the source's copy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def find_fences(
 
 
 def ended_copies(promoted: Iterable[LinkControl], copying: Iterable[LinkControl]) -> dict[TopicPartition, int]:
-    """Where the last copies of promoted links ended, but those that a link is `copying` again.  Pure."""
+    """Where the last copies of promoted links ended, except for those that a link of `copying` copies again.  Pure."""
     again = {p for control in copying for p in (*control.begun, *control.adopted)}
     ended: dict[TopicPartition, int] = {}
     for control in promoted:

@@ -279,8 +279,9 @@ def partition_report(
     found, gaps = _at_the_ends(bounds, allow_behind and back is None, waiting, begun_at, rest)
     error = next((r.error for r in results if r.error is not None), None)
     if back is not None:
-        is_other = found is not None or back.until is not None
-        found, error = None, back.no_copy if is_other else error
+        if error is None and (found is not None or back.until is not None):
+            error = back.no_copy
+        found = None
     if resumed is not None and resumed_at is not None:
         before = [part._replace(until_offset=min(part.until_offset, resumed_at)) for part in resumed.not_compared]
         gaps += [part for part in before if part.until_offset > max(start, part.from_offset)]

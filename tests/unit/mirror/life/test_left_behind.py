@@ -268,7 +268,7 @@ def test_both_logs_go_on_as_one_until_the_last_link_back_has_ended(
     assert found.until == until and found.no_copy.startswith("the target is no longer the source's copy: link ")
     hidden: Any = (Source(Errors.TopicAuthorizationFailedError("no")), *asked[1:])
     (found,) = asyncio.run(copied_back.copied_back(*hidden)).values()
-    assert found.until is None and found.no_copy.startswith("the target may be no longer the source's copy: we may not")
+    assert found.until is None and found.no_copy.startswith("the target may no longer be the source's copy: we may not")
 
 
 @pytest.mark.parametrize("known_by", ["map", "map without a record", "control"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kafka.structs import TopicPartition
 
-from spark_integration.cli.verify import _rows, verdict
+from spark_integration.cli.verify import _rows, print_report, verdict
 from tolerant_client.errors import OptionError, OversizedRecordError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.batches.rewrite import rewrite
@@ -100,6 +100,20 @@ def test_a_target_that_was_copied_back_is_neither_different_nor_identical_where_
     assert said[:1] == ([f"not compared: {text}"] if is_other else [])
     wrong = report(bounds, done(0, 20, compared_until=15, difference=WRONG._replace(offset=15)), back=back)
     assert wrong.outcome is DIFFERENT, "what was found counts"
+    damaged = report(bounds, done(0, 20, compared_until=5, error="a checksum is wrong"), back=back)
+    assert (damaged.error, damaged.outcome) == ("a checksum is wrong", NOT_COMPARED)
+
+
+def test_only_a_difference_is_called_one_where_a_report_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    unread = "the brokers of the source do not respond, so what it has there is unknown"
+    for error, begin, is_different in ((unread, "t-0: not compared: the brokers", False), (None, "t-0", True)):
+        part = report(
+            (0, 40, 0, 40), done(0, 40, compared_until=25, difference=WRONG if is_different else None, error=error)
+        )
+        print_report(VerifyReport((part,), 40, 0.1, {}))
+        said = capsys.readouterr().out
+        assert ("first difference" in said) is is_different and begin in said
+        assert ("first difference: offset 25: value differs" in said) is is_different
 
 
 def test_heartbeats_after_the_end_of_a_promoted_copy_are_not_compared() -> None:
