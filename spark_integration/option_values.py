@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 from tolerant_client.errors import OptionError
+from tolerant_client.security import java_properties
 
 _V = TypeVar("_V")
 
@@ -30,7 +31,8 @@ def split_options(options: Mapping[str, str], names: Iterable[str]) -> tuple[dic
     """The options that are known, under `names`, and the `kafka.*` ones without their prefix, in lower case.
 
     Others are ignored, as by Spark's own source: a query may share its options
-    between readers and writers.  Raises OptionError for a misspelled known option, and for CREATE TABLE.
+    between readers and writers.  Raises OptionError for a known option that is misspelled
+    or has the prefix, and for CREATE TABLE.
     """
     if any(name.lower().startswith(_TABLE_PREFIX + _KAFKA_PREFIX) for name in options):
         raise OptionError(
@@ -42,14 +44,16 @@ def split_options(options: Mapping[str, str], names: Iterable[str]) -> tuple[dic
     java: dict[str, str] = {}
     for given, value in options.items():
         name = given.lower()
-        if name.startswith(_KAFKA_PREFIX):
-            java[name.removeprefix(_KAFKA_PREFIX)] = str(value)
-        elif name in known:
+        bare = name.removeprefix(_KAFKA_PREFIX)
+        is_java = bare != name
+        if name in known:
             own[known[name]] = str(value)
-        else:
-            # The most common mistake is a Kafka property without its prefix.
-            for close in difflib.get_close_matches(name, [*known, _SERVERS], n=1, cutoff=0.85):
+        elif not (is_java and bare in java_properties.KNOWN):
+            # The most common mistakes are a Kafka property without its prefix, and an option of ours with it.
+            for close in difflib.get_close_matches(bare, [*known, _SERVERS], n=1, cutoff=0.85):
                 raise OptionError(f"Unknown option {given!r}; did you mean {known.get(close, close)!r}?")
+        if is_java:
+            java[bare] = str(value)
     return own, java
 
 

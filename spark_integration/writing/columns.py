@@ -1,19 +1,34 @@
 """The columns of a written frame: which become topic, key, value, headers and partition.
 
 Laws, those of Spark's own sink (KafkaWriter.scala and KafkaWriteTask.scala of Apache Spark 4.2):
-- A column is found by its exact name, the first one if there are several; other columns are left out.
+- A column is found by its exact name; other columns are left out.
 - The option `topic` takes precedence over the column, which is then not even checked.
 - Headers are written whenever the column exists: includeHeaders is an option of reading.
 - A wrong schema is refused before anything is written.
+
+Unlike that sink's, all columns are converted to Arrow by Spark before others are left out.  What it cannot convert is refused
+here, on the driver, with the remedy: several columns, or fields of a column, of one name, and year-month intervals.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    YearMonthIntervalType,
+)
 
 from tolerant_client.errors import OptionError
 from tolerant_client.records.batch_encoding import row_without_header_key
@@ -84,7 +99,7 @@ def choose_columns(schema: StructType, topic: str | None) -> WriteColumns:
     """The columns of a frame with this schema; `topic` is the option, None if it is not set.
 
     Raises OptionError, with the wording of Spark's own sink, for a column
-    that is missing or has another type.
+    that is missing or has another type; and for a frame that Spark cannot convert.
     """
     source = _find(schema, "topic") if topic is None else topic
     if source is None:
@@ -94,11 +109,48 @@ def choose_columns(schema: StructType, topic: str | None) -> WriteColumns:
     key, value = _find(schema, "key"), _find(schema, "value")
     if value is None:
         raise OptionError("Required attribute 'value' not found")
-    return WriteColumns(source, key, value, _find(schema, "headers"), _find(schema, "partition"))
+    headers, partition = _find(schema, "headers"), _find(schema, "partition")
+    for what in _unconvertible(schema):
+        raise OptionError(
+            f"The frame has {what}, and Spark converts all columns for a Python sink: select the columns to write,"
+            " df.select('key', 'value'), or after a join df.select(left['key'], 'value')"
+        )
+    return WriteColumns(source, key, value, headers, partition)
+
+
+def _unconvertible(schema: StructType) -> Iterator[str]:
+    """What keeps Spark from converting a frame to Arrow for Python (ArrowUtils.scala, and PyArrow, which has no such intervals)."""
+    for name in _doubled_names(schema):
+        yield f"several columns {name!r}"
+    for column in schema:
+        for name in _doubled_fields(column.dataType):
+            yield f"several fields {name!r} in the column {column.name!r}"
+        # PyArrow passes on those within an array, a map or a struct.
+        if isinstance(column.dataType, YearMonthIntervalType):
+            yield f"a column {column.name!r} of the type {column.dataType.simpleString()}"
+
+
+def _doubled_names(struct: StructType) -> list[str]:
+    return [name for name, count in Counter(struct.fieldNames()).items() if count > 1]
+
+
+def _doubled_fields(kind: DataType) -> Iterator[str]:
+    """Names that several fields of a struct have, at any depth."""
+    if isinstance(kind, StructType):
+        yield from _doubled_names(kind)
+        inner = [field.dataType for field in kind]
+    elif isinstance(kind, ArrayType):
+        inner = [kind.elementType]
+    elif isinstance(kind, MapType):
+        inner = [kind.keyType, kind.valueType]
+    else:
+        inner = []
+    for one in inner:
+        yield from _doubled_fields(one)
 
 
 def _find(schema: StructType, name: str) -> int | None:
-    """The number of the first column of this name; raises OptionError for a type that it may not have."""
+    """The number of the column of this name; raises OptionError for a type that it may not have."""
     names = schema.fieldNames()
     if name not in names:
         return None

@@ -1,7 +1,7 @@
 """The sink of format("tolerantkafka"), batch and streaming: rows become record batches on the executors.
 
 Laws:
-- A wrong option or column is refused before a task runs.
+- A wrong option or column is refused before a task of the write runs; Spark asks after the shuffles that come before it.
 - Without exactlyOnce the sink is at-least-once, like Spark's own: within a task no lost response, retry or election
   duplicates or loses a record (the producer is idempotent), but a task that runs again writes again.
 - exactlyOnce=true: spark_integration.writing.exactly_once says what is guaranteed and what is not.

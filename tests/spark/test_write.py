@@ -151,6 +151,7 @@ def test_rows_without_keys_keep_their_order_and_their_number(
     [
         ("select 'k' as key", {"topic": "T"}, "Required attribute 'value' not found"),
         ("select 1 as value", {"topic": "T"}, "value attribute unsupported type int"),
+        ("select 'v' as value, 1 as n, 2 as n", {"topic": "T"}, "The frame has several columns 'n'"),
         ("select 'v' as value", {}, "topic option required when no 'topic' attribute is present"),
         ("select 'v' as value, cast(null as string) as topic", {}, "null topic present in the data"),
         ("select 'v' as value", {"topic": "no-such-topic", "kafka__max__block__ms": "500"}, "Topic no-such-topic does not exist"),

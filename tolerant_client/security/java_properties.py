@@ -110,7 +110,7 @@ _TRUST_ALGORITHMS: Final = ("PKIX", "SUNX509", "SUNPKIX", "X509", "X.509")
 # Wrong values are refused where the Java client refuses them, even if the property has no effect here.
 _NUMERIC: Final = (".ms", ".bytes", ".records", ".samples")
 _BOOLEAN: Final = ("allow.auto.create.topics", "check.crcs", "enable.metrics.push", "exclude.internal.topics")
-_KNOWN: Final = frozenset(
+KNOWN: Final = frozenset(
     (
         *NUMBERS,
         *TEXTS,
@@ -140,7 +140,7 @@ def check_names(java: Mapping[str, str], protocol: str) -> None:
             name == "ssl.trustmanager.algorithm" and java[name].strip().upper() in _TRUST_ALGORITHMS
         ):
             raise OptionError(f"kafka.{name} is not supported: {REFUSED[name]}")
-        elif name not in _KNOWN:
+        elif name not in KNOWN:
             if _is_security(name):
                 raise OptionError(f"kafka.{name} is not a property of Kafka clients{_nearest(name)}")
             warn_once(f"kafka.{name} is not a property of Kafka clients and has no effect{_nearest(name)}")
@@ -164,11 +164,11 @@ def warn_once(text: str) -> None:
 
 
 def _is_security(name: str) -> bool:
-    close = difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.75)
+    close = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.75)
     return name.startswith(("ssl.", "sasl.", "security.")) or bool({*close} & {"security.protocol", *SECURITY})
 
 
 def _nearest(name: str) -> str:
-    for close in difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.6):
+    for close in difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.6):
         return f"; did you mean 'kafka.{close}'?"
     return ""

@@ -126,7 +126,7 @@ def test_every_property_of_javas_clients_is_in_one_list() -> None:
     """The names of ConsumerConfig and ProducerConfig of Kafka 4.2."""
     names = (SUPPORT / "client_properties.txt").read_text().split()
     assert len(names) == 140
-    assert {*names, *java_properties.OURS} == java_properties._KNOWN
+    assert {*names, *java_properties.OURS} == java_properties.KNOWN
 
 
 def test_an_unknown_name_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:

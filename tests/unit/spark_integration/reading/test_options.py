@@ -133,6 +133,8 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: str, reason: str) ->
         ("startingOfsets", "startingOffsets"),
         ("subscribed", "subscribe"),
         ("bootstrap.servers", "kafka.bootstrap.servers"),
+        ("kafka.startingOffsets", "startingOffsets"),
+        ("kafka.endingofsets", "endingOffsets"),
     ],
 )
 def test_an_unknown_option_gets_the_nearest_name(name: str, near: str) -> None:

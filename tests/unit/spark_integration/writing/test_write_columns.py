@@ -11,6 +11,7 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     DataType,
+    DayTimeIntervalType,
     DoubleType,
     IntegerType,
     LongType,
@@ -19,6 +20,8 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    VariantType,
+    YearMonthIntervalType,
 )
 
 from spark_integration.writing.columns import WriteColumns, choose_columns
@@ -60,9 +63,42 @@ def test_the_option_wins_over_a_topic_column_of_whatever_type() -> None:
     assert choose_columns(frame(topic=LongType(), value=StringType()), "t").topic == "t"
 
 
-def test_names_are_exact_and_the_first_of_two_counts() -> None:
-    twice = StructType([StructField(name, StringType()) for name in ("Value", "value", "value", "KEY")])
-    assert choose_columns(twice, "t") == WriteColumns("t", None, 1, None, None)
+def test_names_are_exact() -> None:
+    schema = frame(Value=StringType(), value=StringType(), KEY=StringType())
+    assert choose_columns(schema, "t") == WriteColumns("t", None, 1, None, None)
+
+
+def doubled(*names: str) -> StructType:
+    return StructType([StructField(name, StringType()) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("schema", "what"),
+    [
+        (doubled("key", "value", "key"), "several columns 'key'"),
+        (doubled("value", "n", "n"), "several columns 'n'"),
+        (frame(value=StringType(), s=doubled("a", "a")), "several fields 'a' in the column 's'"),
+        (frame(value=StringType(), s=frame(z=ArrayType(doubled("a", "a")))), "several fields 'a' in the column 's'"),
+        (frame(value=StringType(), m=MapType(StringType(), doubled("a", "a"))), "several fields 'a' in the column 'm'"),
+        (frame(value=StringType(), m=MapType(doubled("a", "a"), StringType())), "several fields 'a' in the column 'm'"),
+        (frame(value=StringType(), i=YearMonthIntervalType(0, 0)), "a column 'i' of the type interval year"),
+    ],
+)
+def test_what_spark_cannot_convert_is_refused_with_the_remedy(schema: StructType, what: str) -> None:
+    with pytest.raises(OptionError, match=rf"The frame has {what}, .*: select the columns to write, df\.select\("):
+        choose_columns(schema, "t")
+
+
+def test_left_out_columns_may_have_all_other_types() -> None:
+    schema = frame(
+        value=StringType(),
+        n=LongType(),
+        N=LongType(),
+        s=StructType([StructField("a", ArrayType(YearMonthIntervalType())), StructField("A", NullType())]),
+        d=DayTimeIntervalType(),
+        v=VariantType(),
+    )
+    assert choose_columns(schema, "t") == WriteColumns("t", None, 0, None, None)
 
 
 @pytest.mark.parametrize(

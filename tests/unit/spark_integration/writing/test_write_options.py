@@ -93,6 +93,8 @@ def test_idempotence_that_nobody_asked_for_gives_way(acks: str, number: int) -> 
         ({"exactlyOnceId": "sink"}, "exactlyOnceId has no effect without exactlyOnce=true"),
         ({"exactlyOnce": "true", "kafka.acks": "1"}, "exactlyOnce needs the idempotent producer"),
         ({"exactlyOnec": "true"}, "Unknown option 'exactlyOnec'; did you mean 'exactlyOnce'"),
+        ({"kafka.exactlyOnce": "true"}, "Unknown option 'kafka.exactlyOnce'; did you mean 'exactlyOnce'"),
+        ({"kafka.exactly_once": "true"}, "Unknown option 'kafka.exactly_once'; did you mean 'exactlyOnce'"),
         ({"topic": " t", "deadLetterTopic": "t "}, "deadLetterTopic is 't', the topic itself"),
         ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers is required"),
     ],
