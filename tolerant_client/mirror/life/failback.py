@@ -21,8 +21,8 @@ Laws:
 - Heartbeats are no data: the link's own former copy of them, which ends with the fence of its promotion, is copied again, and
   blocks nothing.  Nor does another link's copy of them, which is left alone.
 - A partition without a leader on either cluster blocks it, and is named; the logs of other topics are compared and shown.
-- What the target is the primary of is home: a promoted link has brought it there, and every promotion that had moved it away was undone.
-  It is named, and neither compared, deleted nor chosen; nor are the records of a promotion that was undone a reason to delete.
+- What the target is the primary of is home: it was moved from the source to the target, and not back since (moves.py).
+  It is named, and neither compared, deleted nor chosen.
   What the promotion of another link has not moved to the target yet is named, too, and left alone: a process of it may still write there.
 - A link of that name from another source keeps its control, also once it was promoted: nothing else says what it was promoted with.
   So does one that was promoted with a topic of which nothing is brought back now, unless that promotion was undone.
@@ -85,7 +85,7 @@ from tolerant_client.mirror.state.link_control import (
 )
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
-from tolerant_client.mirror.state.moves import copied_topics, forgotten, moved_until_ms, undone
+from tolerant_client.mirror.state.moves import copied_topics, undoes, undone, unsaid_moves
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
@@ -163,7 +163,7 @@ async def failback(
     if found.blockers or is_dry_run:
         return report
     with half_done("failing back"):
-        await _begin(target, links, chosen, found)
+        await _begin(target, links, chosen, found, undoes(links.undoing, {n: source.wire_topic(n) for n in names}))
     return replace(report, is_done=True)
 
 
@@ -183,11 +183,13 @@ async def _chosen(source: Cluster, target: Cluster, links: Links, topics: LinkTo
     return chosen
 
 
-async def _begin(target: Cluster, links: Links, topics: LinkTopics, found: Decision) -> None:
+async def _begin(
+    target: Cluster, links: Links, topics: LinkTopics, found: Decision, undoing: Mapping[str, int]
+) -> None:
     """Deletes what is given up, and writes that the link begins after what is adopted.
 
-    Also which moves it undoes: if it is promoted before its mirror has started, its clients come home, and what they write is
-    not given up.
+    Also the moves that it is `undoing`: if it is promoted before its mirror has started, its clients come home, and what they write
+    is not given up.
     """
     if found.deleted:
         await delete_topics(target, found.deleted)
@@ -195,7 +197,7 @@ async def _begin(target: Cluster, links: Links, topics: LinkTopics, found: Decis
 
     def change(now: LinkControl) -> LinkControl:
         control = begun(now, links.source_cluster_id, topics, found.adopted, generation)
-        return replace(control, undoes_until_ms=moved_until_ms(links.undoing))
+        return replace(control, undoes=undoing)
 
     await update_control(target, links.link, change)
 
@@ -244,15 +246,13 @@ async def _require_may_begin(
     await require_kind(target, link, former, is_translated=False)
     if former.is_hidden:  # before anything is deleted
         raise OptionError(f"Whether another link copies the same topics is unknown: {HIDDEN}")
-    _require_not_forgotten(source, target, links, topics, names)
+    _require_all_said(source, target, links, topics, names)
 
 
-def _require_not_forgotten(
-    source: Cluster, target: Cluster, links: Links, topics: LinkTopics, names: Sequence[str]
-) -> None:
+def _require_all_said(source: Cluster, target: Cluster, links: Links, topics: LinkTopics, names: Sequence[str]) -> None:
     """Raises OptionError if the link, prepared for these `names` of the topics, would no longer say what it was promoted with."""
     link, former = links.link, links.former
-    lost = forgotten(links.of_target.get(link, former), names, links.undoing)
+    lost = unsaid_moves(links.of_target.get(link, former), names, links.undoing)
     if lost and not links.home.keys() >= set(names):  # else nothing is prepared
         data = [name for name in names if not is_heartbeats(topics, name)]
         command = _command(source, target, name_beside(link, names, links.of_target, links.undoing), data, topics)

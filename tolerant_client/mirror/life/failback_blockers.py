@@ -18,7 +18,7 @@ from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.state.health import by_reason, counted, few, names
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import some
-from tolerant_client.mirror.state.moves import copied_topics, forgotten
+from tolerant_client.mirror.state.moves import copied_topics, unsaid_moves
 
 _DELETED = "these topics are deleted on the target, with what groups have committed of them there, and copied again"
 
@@ -41,7 +41,7 @@ def home_texts(
     """
 
     def once_lost(of: str) -> str:
-        if forgotten(of_target[of], brought, into_source):
+        if unsaid_moves(of_target[of], brought, into_source):
             return f"run this again: it is copied back whole. {has_led_here(of)}"
         own = sorted(home.keys() & set(copied_topics(of_target[of])))
         return f"run {'this again' if of == link else command(of, own)}: it is copied back whole"

@@ -26,8 +26,8 @@ from tolerant_client.mirror.life.failback_blockers import (
 )
 from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.state.health import few
-from tolerant_client.mirror.state.link_control import LinkControl, Positions, TopicIds
-from tolerant_client.mirror.state.moves import copied_topics, forgotten, undone
+from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, Positions, TopicIds
+from tolerant_client.mirror.state.moves import copied_topics, moved_topics, undone, unsaid_moves
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 
 _NOT_KEPT = ".*heartbeats"  # which IdentityReplicationPolicy renames
@@ -44,7 +44,7 @@ def name_beside(
     def is_fit(name: str) -> bool:
         control = of_target.get(name, LinkControl(is_promotion_begun=True, is_fenced=True, source_cluster_id=of))
         is_over = control.is_promoted and control.source_cluster_id == of
-        return is_over and not forgotten(control, brought, into_source)
+        return is_over and not unsaid_moves(control, brought, into_source)
 
     of = of_target[link].source_cluster_id
     return next(filter(is_fit, (f"{link}-{number}" for number in count(2))))
@@ -62,13 +62,13 @@ def topics_to_bring_back(
 
     Raises OptionError if nothing tells it.
     """
-    found = {name: c for name, c in sorted(_to_undo(link, forward, of_target).items()) if c.topics}
+    found = {name: c for name, c in sorted(_to_undo(link, forward, of_target, home).items()) if c.topics}
     topics: dict[str, LinkTopics] = {}
     past: set[str] = set()
     for name, control in found.items():
         of_link = undone(control, of_target)
         past.update(of_link)
-        if (left := _left(control, of_target)) is not None:
+        if (left := _left(control, of_target, home)) is not None:
             whole = _by_their_names(LinkTopics.from_json(control.topics or ""))
             topics[name] = only_topics(left) if left and (of_link or any(map(whole.writes, home))) else whole
     if not topics and past:
@@ -99,15 +99,15 @@ def _by_their_names(topics: LinkTopics) -> LinkTopics:
     return LinkTopics(filters[0], also=tuple(filters[1:]))
 
 
-def _left(control: LinkControl, of_target: Mapping[str, LinkControl]) -> list[str] | None:
+def _left(control: LinkControl, of_target: Mapping[str, LinkControl], home: Collection[str]) -> list[str] | None:
     """What a promoted link has copied and nothing has brought home; None if all of it was.  Empty if its control names none."""
-    past = undone(control, of_target)
+    past = {*undone(control, of_target), *home}.intersection(copied_topics(control))
     left = [topic for topic in copied_topics(control) if topic not in past]
     return left if left or not past else None
 
 
 def _to_undo(
-    link: str, forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl]
+    link: str, forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl], home: Collection[str]
 ) -> Mapping[str, LinkControl]:
     """The forward links that are promoted, and not undone as a whole; of those the one with the link's name, or those with topics that
     the link has had.
@@ -117,7 +117,7 @@ def _to_undo(
     """
     promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
     comparable = {name: c for name, c in promoted.items() if c.is_identical or c.is_of_unknown_source}
-    left = {name: _left(c, of_target) for name, c in comparable.items()}
+    left = {name: _left(c, of_target, home) for name, c in comparable.items()}
     last = {name: c for name, c in comparable.items() if left[name] is not None}
     meant = last or comparable or promoted or forward
     named = {link: forward[link]} if link in forward else {}
@@ -215,6 +215,8 @@ def begun(
         unfenced=frozenset(),
         is_handed_back=False,
         generation=max(now.generation + had_one, generation),
+        primary_since={name: MovedTopic(ms) for name, ms in moved_topics(now).items()} | dict(now.primary_since),
+        unsaid_since_ms=None,
         producer_ids=(),
         adopted=adopted,
         starts={},

@@ -40,7 +40,7 @@ class Links(NamedTuple):
 
     @property
     def home(self) -> dict[str, str]:
-        return at_home(self.undoing, self.of_target)
+        return at_home(self.undoing, self.of_target, self.source_cluster_id)
 
     def flow(self, names: Collection[str]) -> str:
         """The flow that is the link in a file, if a file names a forward link of these topics; else ""."""

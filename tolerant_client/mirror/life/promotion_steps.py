@@ -56,7 +56,7 @@ from tolerant_client.mirror.state.control_topic import (
     update_control,
 )
 from tolerant_client.mirror.state.health import by_reason, names
-from tolerant_client.mirror.state.link_control import LinkControl, Primary, TopicIds, link_options
+from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds, link_options
 from tolerant_client.mirror.state.link_topics import begun_partitions, is_heartbeats
 from tolerant_client.mirror.state.map_rows import MappedTopics, say_over
 from tolerant_client.mirror.state.map_topic import copier_id, has_map, lost_map, map_partition
@@ -270,7 +270,10 @@ async def fence_own(
         ids = now.producer_ids
         ids = (*ids, producer_id) if ids and producer_id not in ids else ids
         topics = of.topics.to_json() if now.topics is None or now.tells_no_start else now.topics
-        return replace(now, is_promotion_begun=True, promotion=run, topics=topics, producer_ids=ids)
+        begun = replace(now, is_promotion_begun=True, promotion=run, topics=topics, producer_ids=ids)
+        if now.is_half_promoted:
+            return begun
+        return replace(begun, primary_since={n: of for n, of in now.primary_since.items() if not now.writes(n)})
 
     run = uuid.uuid4().hex
     try:
@@ -332,23 +335,22 @@ async def _mapped(of: PromotedLink, fenced: Collection[TopicPartition]) -> dict[
     return {}
 
 
-async def _moved(
+async def _topics_moved_now(
     of: PromotedLink, begun: LinkControl, report: PromotionReport, unfenced: Collection[TopicPartition]
-) -> dict[str, Primary]:
-    """The topics that a link with identical offsets, whose control is `begun`, has moved by now, and had not before.
+) -> dict[str, MovedTopic]:
+    """The topics that a link with identical offsets, whose control is `begun`, has moved by now, and had not before; not heartbeats.
 
-    None that waits for partitions left `unfenced`, nor one that the target has no more, or that was created again there.
+    None that waits for partitions left `unfenced`, nor one that the target does not have.  One that was created again there is
+    what applications write to.
     """
     if of.is_translated:
         return {}
     late = {p.topic for p in unfenced}
-    copies = [p for p in report.copies_end if p.topic not in late and not begun.has_moved(p.topic)]
-    there = await of.target.partitions({p.topic for p in copies})
+    there = await of.target.partitions({p.topic for p in report.partitions} - late - begun.primary_since.keys())
     ids = await read_ids(None, of.target, there)
-    other = {p.topic for p in copies if begun.was_created_again(p, ids.get(p.topic, TopicIds()))}
-    names = {name for name in there.keys() - other if not is_heartbeats(of.topics, name)}
     since_ms = next_move_ms((await read_controls(of.target)).links.values(), int(time.time() * 1000))
-    return {name: Primary(since_ms, ids.get(name, TopicIds()).target) for name in names}
+    names = [name for name in there if not is_heartbeats(of.topics, name)]
+    return {name: MovedTopic(since_ms, ids.get(name, TopicIds()).target) for name in names}
 
 
 async def write_end(
@@ -362,10 +364,9 @@ async def write_end(
     """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good, without what is `gone`.
 
     `begun` is the control that fence_own wrote, which is written again if it was deleted meanwhile.  If the target takes no record
-    of that size, it leaves out where they end, and at last which logs it found that the link had begun, and when it has moved them:
-    then that is unknown later.
+    of that size, it leaves out where they end, and at last which logs it found that the link had begun: then that is unknown later.
     """
-    moved, cluster_id = await _moved(of, begun, report, unfenced), await of.target.cluster_id()
+    moved, cluster_id = await _topics_moved_now(of, begun, report, unfenced), await of.target.cluster_id()
     mapped = await _mapped(of, {TopicPartition(p.topic, p.partition) for p in report.partitions})
 
     def fenced(size: int, now: LinkControl) -> LinkControl:
@@ -379,7 +380,10 @@ async def write_end(
         end = of.with_found(end, producer_id) if end.is_fenced else end
         end = replace(end, primary_since={**now.primary_since, **moved}, target_cluster_id=cluster_id)
         less = replace(end, copied_until={}, mapped=now.mapped)
-        return (end, less, replace(less, begun=now.begun, primary_since=now.primary_since))[size]
+        since_ms = max((of.since_ms for of in moved.values()), default=now.unsaid_since_ms)
+        said = {name: of for name, of in now.primary_since.items() if name not in moved}
+        least = replace(less, begun=now.begun, primary_since=said, unsaid_since_ms=since_ms)
+        return (end, less, least)[size]
 
     for size in range(3):
         try:

@@ -115,8 +115,15 @@ async def _forget(target: Cluster, link: str) -> None:
     await _require_no_mirror(target, link)
 
     def forgotten(now: LinkControl) -> LinkControl:
-        # The fence of an earlier generation must not be met again.
-        return LinkControl(generation=now.generation, others=now.others) if now.is_prepared else now
+        if not now.is_prepared:
+            return now
+        # The fence of an earlier generation must not be met again, and what it has moved was moved.
+        return LinkControl(
+            generation=now.generation,
+            others=now.others,
+            primary_since=now.primary_since,
+            target_cluster_id=now.target_cluster_id,
+        )
 
     if (await update_control(target, link, forgotten)).topics is not None:
         raise OptionError(f"A mirror of link {link} has started meanwhile: nothing was forgotten")

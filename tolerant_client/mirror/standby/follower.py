@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 class Follower:
     """What a client makes of the controls of the link that leads `to` another cluster; it does not keep the client alive.
 
-    `moved_by`: the control of the promotion that has led the client to where it is.  That link undoes it (way_back.py), so it is the
-    client's.
+    `moved_by`: the control of the promotion that has led the client to where it is.  The link that is followed undoes that promotion
+    (way_back.py), so no other proof is needed that it is the client's.
     """
 
     def __init__(

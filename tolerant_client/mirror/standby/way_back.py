@@ -1,8 +1,8 @@
 """Tells a client that a promotion has moved when the way back is promoted, so that it goes home.
 
 Laws:
-- A link's control says up to when it knew of moves to its source when it was started (LinkControl.undoes).  A client that a promotion has
-  moved follows, into the cluster that it has left, a link from where it is that was started with that move in sight.  So nobody has to
+- A link's control has the last moves of its topics to its source that its start, or failback, has seen (LinkControl.undoes).  A client
+  follows, into the cluster that it has left, a link from the cluster where it is that knew of the client's own move.  So nobody has to
   name the way back, and an older one says nothing, whatever was lost or renamed since: moves are in one order (moves.py).  So links
   lead nobody in a circle, and need no other proof that they are the client's.
 - The way back must copy all topics of the client that L had copied, or all that L had copied while the client has none (which is being
@@ -13,7 +13,7 @@ Laws:
   again, at home by whoever works there: only by what another link back is to bring, or if nothing is there.
 - A topic counts only if it is at home where the client is: heartbeats are not, which no link copies back, nor is a topic that was deleted
   there, also if one of its name was created since: the control has the id of the one that was copied (brokers before 2.8 give none: there
-  the name alone decides).  So that cluster is asked, but only for topics that a link back lacks: what it says last counts, also once it is
+  the name alone decides).  But a client of nothing else stays with a topic that was created again.  So that cluster is asked, but only for topics that a link back lacks: what it says last counts, also once it is
   lost, and while it has said nothing (it is silent, hides the topic, or its broker has just started and knows none), all topics do.
 - A record of a link back that cannot be read tells nothing: the one before it counts, as for everybody who looks at all links.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import kafka.errors as Errors
@@ -78,7 +78,7 @@ class Led(NamedTuple):
 
 
 class LinksBack(ControlFollower):
-    """The `links` into `cluster` that undo something of a promotion, whose control is `left`, as controls_of has them."""
+    """The `links` into `cluster` that bring back something of what the promotion with the control `left` has moved, as controls_of has them."""
 
     def __init__(self, cluster: Cluster, left: LinkControl) -> None:
         super().__init__(cluster)
@@ -96,21 +96,14 @@ class LinksBack(ControlFollower):
         news = {link: record for link, record in found.items() if record is not None}
         self._counting = {link: r for link, r in self._counting.items() if r.key not in keys} | news
         links = {**self.links, **controls_of(news.values(), None).links}
-        first_ms = min(self._moved.values(), default=0)
-        self.links = {
-            link: control
-            for link, control in links.items()
-            if link in self._counting and control.undoes(self._moved_to, first_ms)
-        }
+        self.links = {link: c for link, c in links.items() if link in self._counting and self.brought(c)}
 
-    def of(self, control: LinkControl, names: Collection[str]) -> set[str]:
-        """Which of these topics a link copies back, or has brought home."""
+    def brought(self, control: LinkControl) -> set[str]:
+        """Which topics a link copies back, or has brought home."""
         last_ms = max(self._moved.values(), default=0)
-        return {
-            name
-            for name in filter(control.writes, names)
-            if control.undoes(self._moved_to, self._moved.get(name, last_ms))
-        }
+        if control.is_promoted and max(moved_topics(control).values(), default=0) <= last_ms:
+            return set()  # version 0.1 wrote no moments: what was before, and what after, is unknown
+        return {name for name, moved_ms in self._moved.items() if control.brings_back(name, self._moved_to, moved_ms)}
 
 
 class WayBack(LinkWatch):
@@ -128,7 +121,8 @@ class WayBack(LinkWatch):
         self._names = None if led.control.topics is None else LinkTopics.from_json(led.control.topics)
         self._here = Cluster(led.here, self._net, name="cluster where the client is", patience_ms=_TELLS_MS)
         self._clusters.append(self._here)
-        self._gone: set[str] = set()  # as that has told last
+        self._gone: set[str] = set()  # as that has told last, and which of them were created again there
+        self._anew: set[str] = set()
         self.group_commits: Mapping[TopicPartition, int] | None = None  # asked by destination()
         self._back = LinksBack(self.cluster, led.control)
 
@@ -170,7 +164,7 @@ class WayBack(LinkWatch):
             return LinkControl()
         gone: set[str] = set()
         while (link := await self._whole(links, needed := self._needed(gone))) is None:
-            if not (more := await self._gone_from_here(needed)):
+            if not (more := await self._gone_from_here(needed) - gone):
                 raise OptionError(
                     f"Links {', '.join(sorted(links))} copy back parts of what link {self._left_by} had copied, as far as it is still"
                     f" there, and none all that the client needs ({', '.join(sorted(needed))}): it does not follow them. Prepare one link back for all of these, or"
@@ -184,14 +178,14 @@ class WayBack(LinkWatch):
         """The topics that a link back has to copy: the client's, or all of the link while it has none, but for those that do not count."""
 
         def counts(topic: str) -> bool:
-            is_at_home = topic not in gone and not (self._names is not None and is_heartbeats(self._names, topic))
-            return is_at_home and self._left.writes(topic)
+            return not (self._names is not None and is_heartbeats(self._names, topic)) and self._left.writes(topic)
 
-        return set(filter(counts, self._topics())) or set(filter(counts, {p.topic for p in self._left.copied_until}))
+        own = set(filter(counts, self._topics()))
+        return own - gone or own & self._anew or set(filter(counts, {p.topic for p in self._left.copied_until})) - gone
 
     async def _whole(self, links: Mapping[str, LinkControl], needed: set[str]) -> str | None:
         """The first link that copies all of these topics, or has brought them home; raises KafkaError while that is unknown."""
-        brings = {link: self._back.of(control, needed) for link, control in links.items()}
+        brings = {link: self._back.brought(control) & needed for link, control in links.items()}
         promoted = {link: control for link, control in links.items() if control.is_promoted and brings[link]}
         if promoted:
             there = await _topics_at(self.cluster, needed)
@@ -214,7 +208,8 @@ class WayBack(LinkWatch):
         except Exception as error:  # it may be the lost one now
             log.debug("Which topics the %s still has is unknown: %s", self._here.name, text_of(error))
         else:
-            self._gone = (self._gone - topics) | _lost(self._left, topics, there)
+            lost = _lost(self._left, topics, there)
+            self._gone, self._anew = (self._gone - topics) | lost, (self._anew - topics) | lost & there.keys()
         return self._gone & topics
 
     async def _changed(self) -> None:

@@ -44,8 +44,8 @@ class TopicIds(NamedTuple):
 GONE = TopicIds("-", "-")  # no broker gives such ids
 
 
-class Primary(NamedTuple):
-    """Since when (ms since 1970) a cluster is the primary of a topic, and that topic's id there; "" from brokers before 2.8."""
+class MovedTopic(NamedTuple):
+    """When a promotion has moved a topic to its target (ms since 1970), and the topic's id there; "" from brokers before 2.8."""
 
     since_ms: Moment
     topic_id: str = ""
@@ -76,8 +76,9 @@ class LinkControl:
     link had run before: whether they are its copies is unknown (former_copies.py).  `mapped` has the topics that a promoted link with
     translated offsets had copied, as its map said when it was fenced; GONE are those that neither cluster had then.
     `primary_since` has the topics that promotions of this link with identical offsets have moved to its target, also once it begins
-    again (moves.py); `target_cluster_id` is the target's, as the last promotion has found it.  `undoes_until_ms`: the link undoes what was moved to its source up to then, since it was started, or prepared,
-    with that in sight; None if nothing was.
+    again (moves.py); where the target took no record with them, `unsaid_since_ms` says when the last one was.  `target_cluster_id` is
+    the id of the target that they were moved to.  `undoes`: when topics of the link were last moved to its source, as a start, or
+    failback, has seen there.
     `written_ms`: when its record was, by its writer's clock.  `is_hidden`: we may not read it, so nothing of it is known; no record has it.
     """
 
@@ -107,9 +108,10 @@ class LinkControl:
     promotion: str | None = None
     maybe_begun: frozenset[TopicPartition] = frozenset()
     mapped: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
-    primary_since: Mapping[str, Primary] = field(default_factory=dict)
+    primary_since: Mapping[str, MovedTopic] = field(default_factory=dict)
     target_cluster_id: str | None = None
-    undoes_until_ms: Moment | None = None
+    unsaid_since_ms: Moment | None = None
+    undoes: Mapping[str, Moment] = field(default_factory=dict)
     written_ms: Whole = field(default=0, compare=False)
 
     @property
@@ -321,15 +323,18 @@ class LinkControl:
         return f"{link}~{self.generation}" if self.generation else link
 
     def moved_ms(self, name: str) -> int | None:
-        """When a promotion of this link has moved a topic to its target (its name there); None if none has."""
-        if self.primary_since:
-            return self.primary_since[name].since_ms if name in self.primary_since else None
-        return 0 if self.has_moved(name) else None  # version 0.1 did not write it
+        """When a promotion of this link has moved a topic to its target (its name there) last; None if none has."""
+        if name in self.primary_since:
+            return self.primary_since[name].since_ms
+        said_none = (
+            0 if self.unsaid_since_ms is None and not self.primary_since else self.unsaid_since_ms
+        )  # version 0.1
+        return said_none if self.has_moved(name) else None
 
-    def undoes(self, moved_to: str | None, moved_ms: int) -> bool:
-        """Whether the link undoes what was moved then to its source, if that is the cluster with this id (None: unknown)."""
+    def brings_back(self, name: str, moved_to: str | None, moved_ms: int) -> bool:
+        """Whether the link copies, or has copied, a topic back that was moved then to this cluster (None: unknown, so any)."""
         is_its_source = moved_to is None or moved_to == self.source_cluster_id
-        return is_its_source and self.undoes_until_ms is not None and moved_ms <= self.undoes_until_ms
+        return is_its_source and self.undoes.get(name, -1) >= moved_ms and self.writes(name)
 
     def require_kind(self, link: str, *, is_translated: bool) -> None:
         """Raises LinkKindError if the link has begun with offsets of the other kind, and is not over: then it may begin again."""

@@ -1,10 +1,12 @@
-"""Which topics promotions have moved to a cluster, and which cluster is the primary of a topic: the one of its last move.  Pure.
+"""Which topics promotions have moved to a cluster, and when: so which cluster is the primary of each; pure.
 
 Laws:
-- A promotion writes when it has moved each topic (LinkControl.primary_since), at a moment after every move that its target knows, and
-  after those that its source knew when the link was started, or prepared, there.  So the moves of a topic to and fro are in one order
-  on both clusters, however their operators' clocks differ; between clusters that know nothing of each other the clocks decide.
-- A move stays known when its link begins again, and tells of the topic with that id alone.
+- A promotion writes when it has moved each topic (LinkControl.primary_since): after every move that its target knows of, and after the
+  topic's last move to its source that the link's start, or failback, has seen there (`undoes`).  So the moves of a topic to and fro are
+  in one order, whatever the clocks say; where the controls could not be read, or the link was started before, the clocks decide.
+- A move counts until a later one, also once its link begins again, and, on failback's target, while the topic has that id.
+- A move takes a topic on from a cluster if its link copies from there, or knew of the topic's last move to there.  A later move that
+  does neither, such as the promotion of a link upstream that nobody needs any more, takes nothing away from that cluster.
 - What is undone, what is home, and which link leads clients back are questions of that order, and of nothing else.
 """
 
@@ -33,8 +35,8 @@ def copied_topics(control: LinkControl) -> list[str]:
 
 
 def moved_topics(control: LinkControl) -> dict[str, int]:
-    """The topics that promotions of this link have moved to its target, and when."""
-    said = {name: control.moved_ms(name) for name in control.primary_since or copied_topics(control)}
+    """The topics that promotions of this link have moved to its target, also before it began again, and when."""
+    said = {name: control.moved_ms(name) for name in (*control.primary_since, *copied_topics(control))}
     return {name: since_ms for name, since_ms in said.items() if since_ms is not None}
 
 
@@ -47,17 +49,25 @@ def last_moves(links: Mapping[str, LinkControl]) -> dict[str, Move]:
     return found
 
 
+def moved_on(links: Mapping[str, LinkControl], name: str, since_ms: int | None, cluster_id: str | None) -> Move | None:
+    """The last move by one of these links that has taken a topic on from a cluster, to which it was moved then (None: never)."""
+
+    def is_from_there(control: LinkControl) -> bool:
+        knew = since_ms is not None and control.undoes.get(name, -1) >= since_ms
+        return knew or cluster_id is None or control.source_cluster_id == cluster_id
+
+    found = last_moves({link: control for link, control in links.items() if is_from_there(control)}).get(name)
+    return None if found is None or since_ms is not None and found.since_ms <= since_ms else found
+
+
 def undone(control: LinkControl, back: Mapping[str, LinkControl]) -> dict[str, str]:
-    """The topics that this link's promotion has moved, and links `back` into its source after that; and which one."""
-    later = last_moves(back)
-    return {
-        name: later[name].link
-        for name, since_ms in moved_topics(control).items()
-        if control.has_moved(name) and name in later and later[name].since_ms > since_ms
-    }
+    """The topics that this link's promotion has moved, and a link `back` into its source has taken on since; and which one."""
+    since = {name: since_ms for name, since_ms in moved_topics(control).items() if control.has_moved(name)}
+    found = {name: moved_on(back, name, since_ms, control.target_cluster_id) for name, since_ms in since.items()}
+    return {name: move.link for name, move in found.items() if move is not None}
 
 
-def forgotten(former: LinkControl, brought: Collection[str], into_source: Mapping[str, LinkControl]) -> list[str]:
+def unsaid_moves(former: LinkControl, brought: Collection[str], into_source: Mapping[str, LinkControl]) -> list[str]:
     """What the link was promoted with and is not `brought` back, unless links into the source have undone that.
 
     If the link is prepared again, nothing says so any more.  `former` is its control with the topics that the target still has.
@@ -68,22 +78,26 @@ def forgotten(former: LinkControl, brought: Collection[str], into_source: Mappin
     return [name for name in copied_topics(former) if name not in past and name not in brought]
 
 
-def at_home(into_source: Mapping[str, LinkControl], into_target: Mapping[str, LinkControl]) -> dict[str, str]:
-    """The topics of which the target is the primary, and the link that has brought each: they were on the source, and moved after that.
+def at_home(
+    into_source: Mapping[str, LinkControl], into_target: Mapping[str, LinkControl], source_id: str | None
+) -> dict[str, str]:
+    """The topics of which the target is the primary, and the link that has brought each from the source, the cluster with this id."""
+    there = last_moves(into_source)
+    found = {
+        name: moved_on(into_target, name, there[name].since_ms if name in there else None, source_id)
+        for control in into_target.values()
+        for name in moved_topics(control)
+    }
+    return {name: move.link for name, move in found.items() if move is not None}
 
-    If the source tells of no move, nothing shows that it was not the primary since.
-    """
-    there, here = last_moves(into_source), last_moves(into_target)
-    return {name: move.link for name, move in here.items() if name in there and move.since_ms > there[name].since_ms}
 
-
-def moved_until_ms(links: Mapping[str, LinkControl]) -> int | None:
-    """When the last topic was moved to the cluster of these links; None if none was."""
-    return max((move.since_ms for move in last_moves(links).values()), default=None)
+def undoes(links: Mapping[str, LinkControl], topics: Mapping[str, str]) -> dict[str, int]:
+    """When these topics, by their names here, were last moved to the cluster of these links; each has its name there."""
+    moves = last_moves(links)
+    return {name: moves[there].since_ms for name, there in topics.items() if there in moves}
 
 
 def next_move_ms(links: Collection[LinkControl], now_ms: int) -> int:
     """The moment of a move to the cluster of these links: now, but after all that they know of."""
-    known = [control.undoes_until_ms or 0 for control in links]
-    known += [since_ms for control in links for since_ms in moved_topics(control).values()]
+    known = [since_ms for control in links for since_ms in (*control.undoes.values(), *moved_topics(control).values())]
     return max(now_ms, max(known, default=0) + 1)

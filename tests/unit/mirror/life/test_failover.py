@@ -19,7 +19,7 @@ from tolerant_client.mirror.life.promotion_report import PromotedPartition, fail
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
 from tolerant_client.mirror.state.map_rows import MappedTopics
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
@@ -185,6 +185,40 @@ def test_a_failover_moves_a_topic_once_none_of_it_is_left_and_each_topic_once(wo
     assert moved.keys() == {"clicks"} if is_deleted else moved["orders"].since_ms > moved["clicks"].since_ms
     assert world.control.is_fenced and moved["clicks"] == first["clicks"]
     assert decode_control(encode_control(world.control, 1)) == world.control
+
+
+def test_a_promotion_that_begins_forgets_when_it_has_moved_its_topics_before(world: World) -> None:
+    """Else a way home since then would seem to have undone it, if it stops, or the target takes no record of that size."""
+    former = {"orders": MovedTopic(1), "clicks": MovedTopic(2), "others": MovedTopic(3)}
+    world.control = replace(world.control, primary_since=former, topics=LinkTopics.of("orders|clicks").to_json())
+    world.ends = ends(10, None, None)
+    world.failover(topics=None)
+    assert world.control.primary_since.keys() == {"orders", "others"}, "clicks is not there"
+    assert world.control.primary_since["orders"].since_ms > 3 == world.control.primary_since["others"].since_ms
+
+
+def test_a_failover_moves_what_was_created_again_too_and_no_heartbeats(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Applications write there from now on."""
+    beats = TopicPartition("heartbeats", 0)
+    world.control = replace(world.control, topics=LinkTopics().to_json(), begun={P: TopicIds("s", "t")})
+    world.ends, world.partitions, world.on_target = ends(10, None, None), (P, beats), ("orders", "heartbeats")
+    monkeypatch.setattr(promotion_steps, "read_ids", AsyncMock(return_value={"orders": TopicIds("", "anew")}))
+    monkeypatch.setattr(promotion_steps, "is_heartbeats", lambda _, name: name == "heartbeats")
+    world.failover(topics=None)
+    assert {name: of.topic_id for name, of in world.control.primary_since.items()} == {"orders": "anew"}
+
+
+def test_a_failover_that_another_version_began_is_finished_with_what_that_has_moved(world: World) -> None:
+    clicks = TopicPartition("clicks", 0)
+    world.ends, world.leaderless, world.on_target = ends(10, None, None), (Q,), ("orders", "clicks")
+    world.control, world.partitions = replace(world.control, topics=LinkTopics().to_json()), (P, Q, clicks)
+    world.failover(topics=None)
+    world.control = replace(world.control, primary_since={}, target_cluster_id=None)
+    world.leaderless = ()
+    world.failover(topics=None)
+    assert world.control.primary_since.keys() == {"orders", "clicks"}
 
 
 def test_a_failover_whose_partition_without_a_leader_was_deleted_is_finished(world: World) -> None:

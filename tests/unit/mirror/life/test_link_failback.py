@@ -38,8 +38,8 @@ from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.link_control import LinkControl, Primary, TopicIds
-from tolerant_client.mirror.state.moves import at_home, copied_topics, forgotten
+from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
+from tolerant_client.mirror.state.moves import at_home, copied_topics, unsaid_moves
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,
@@ -541,13 +541,13 @@ def moved(names: str, at_ms: int = 1, **said: Any) -> LinkControl:
     """The control of a link that was promoted with these topics."""
     until = {TopicPartition(name, 0): 1 for name in names.split("|")}
     known = {"topics": LinkTopics.of(names).to_json(), "producer_ids": (OURS,), "copied_until": until}
-    since = dict.fromkeys(names.split("|"), Primary(at_ms))
+    since = dict.fromkeys(names.split("|"), MovedTopic(at_ms))
     ended = {"is_promotion_begun": True, "is_fenced": True, "primary_since": since, "source_cluster_id": "b"}
     return LinkControl(**{**ended, **known, **said})
 
 
 def chosen(link: str, forward: dict[str, LinkControl], of_target: dict[str, LinkControl] = {}) -> LinkTopics:
-    return topics_to_bring_back(CLUSTER, CLUSTER, link, forward, of_target, at_home(forward, of_target))
+    return topics_to_bring_back(CLUSTER, CLUSTER, link, forward, of_target, at_home(forward, of_target, None))
 
 
 def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed() -> None:
@@ -593,9 +593,9 @@ def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed()
 def test_what_is_home_is_not_brought_back_again(link: str) -> None:
     """Whatever the link is called that is to bring it: the one that was promoted first, the one that has undone that, or a new one."""
     forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", 2)}
-    assert at_home(forward, of_target) == {"orders": "back", "audit": "back"}
+    assert at_home(forward, of_target, None) == {"orders": "back", "audit": "back"}
     assert str(chosen(link, forward, of_target)) == "audit,orders", "which are then refused"
-    text = home_texts(at_home(forward, of_target), link, ["audit", "orders"], of_target, forward, typed)["audit"]
+    text = home_texts(at_home(forward, of_target, None), link, ["audit", "orders"], of_target, forward, typed)["audit"]
     assert re.search("Topic audit .* copy of link back, which was promoted: .* is its primary", text)
     assert "tolerant-kafka failback with source and target exchanged" in text
     assert re.search("if the target was lost since, .* do not exchange them, but delete the topic on the target", text)
@@ -623,11 +623,11 @@ def test_what_is_copied_back_apart_from_what_came_home_with_it_takes_its_clients
 def test_what_the_promotion_of_a_link_back_has_not_moved_yet_is_not_home(late: tuple[str, ...]) -> None:
     unfenced = frozenset(TopicPartition(name, 0) for name in late)
     ids = dict.fromkeys([PLACE, TopicPartition("users", 0)], NOW)
-    since = {"orders": Primary(2)} if late else {}
+    since = {"orders": MovedTopic(2)} if late else {}
     half = moved("orders|users", is_fenced=False, unfenced=unfenced, begun=ids, copied_until={}, primary_since=since)
     forward = {"there": moved("orders|users")}
     home = {"orders"} if late else set()
-    assert at_home(forward, {"back": half}).keys() == home
+    assert at_home(forward, {"back": half}, None).keys() == home
     assert str(chosen("another", forward, {"back": half})) == ("users" if late else "orders|users")
     told = unmoved_texts("another", ["audit", "orders", "users"], {"back": half}, CLUSTER)
     assert told.keys() == {"orders", "users"} - home and not unmoved_texts("back", ["users"], {"back": half}, CLUSTER)
@@ -682,7 +682,7 @@ def test_the_command_for_a_link_of_another_name_says_what_becomes_of_the_clients
     )
     wanted = deleted or ("new",)
     with pytest.raises(OptionError, match=f"was promoted with audit.*--link back-2 --topics {wanted[0]}$") as told:
-        failback._require_not_forgotten(CLUSTER, CLUSTER, links, LinkTopics.of(wanted[0]), wanted)
+        failback._require_all_said(CLUSTER, CLUSTER, links, LinkTopics.of(wanted[0]), wanted)
     assert ("to which link back has led them: start them again" in str(told.value)) == bool(deleted)
 
 
@@ -709,7 +709,7 @@ def test_a_link_that_was_promoted_with_other_topics_than_those_wanted_keeps_its_
         (replace(former, copied_until={}), ["users"], {}, []),  # deleted since
         (replace(former, is_promotion_begun=False), ["users"], {}, []),
     ):
-        assert forgotten(control, brought, into_source) == lost
+        assert unsaid_moves(control, brought, into_source) == lost
     for control, name in (
         (former, "back-3"),
         (moved("users"), "back-2"),  # of an earlier time

@@ -101,7 +101,7 @@ def test_what_was_found_without_a_control_is_kept_as_far_as_the_target_takes_it(
         (control,) = written
         assert control.is_fenced and control.producer_ids == (5, 7)
         said = len(control.copied_until), len(control.begun), len(control.primary_since)
-        assert said == (most == 2, most > 0, most > 0)
+        assert said == (most == 2, most > 0, most > 0) and (control.unsaid_since_ms is None) == (most > 0)
 
 
 ANOTHERS = Others({"clicks": "Link x copies into topic clicks"}, taken=frozenset(("clicks",)))

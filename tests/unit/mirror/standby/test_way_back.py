@@ -18,13 +18,13 @@ from tolerant_client.mirror.standby import way_back
 from tolerant_client.mirror.standby.way_back import Led, WayBack
 from tolerant_client.mirror.state import control_record, control_topic
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls, decode_control, encode_control
-from tolerant_client.mirror.state.link_control import LinkControl, Primary, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
 from tolerant_client.mirror.state.replication_policy import IdentityReplicationPolicy, TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 
 LEFT = LinkControl(
-    primary_since={"orders": Primary(2), "audit": Primary(2)},
+    primary_since={"orders": MovedTopic(2), "audit": MovedTopic(2)},
     target_cluster_id="of-b",
     is_promotion_begun=True,
     is_fenced=True,
@@ -34,9 +34,12 @@ LEFT = LinkControl(
 
 
 def back(*topics: str, undoes: int | None, **said: Any) -> LinkControl:
-    """A link that undoes what was moved to its source until then."""
+    """A link with these topics, which knows of the last moves to its source then."""
     known: dict[str, Any] = {"topics": LinkTopics(TopicFilter(topics)).to_json(), "source_cluster_id": "of-b"}
-    return LinkControl(**{**known, **said}, undoes_until_ms=undoes, producer_ids=(7,))
+    if said.get("is_promotion_begun"):
+        known["primary_since"] = dict.fromkeys(topics, MovedTopic((undoes or 0) + 1))
+    moves = {} if undoes is None else dict.fromkeys(topics, undoes)
+    return LinkControl(**{**known, **said}, undoes=moves, producer_ids=(7,))
 
 
 class Home:
@@ -166,7 +169,7 @@ def test_what_was_read_is_neither_read_nor_decoded_again(
         assert not watched.control().is_unwritten
     assert home.read == sorted(decoded) == [0, 1]
     home.has("C-A", back("orders", "audit", undoes=1))
-    assert watched.control().undoes_until_ms == 2
+    assert watched.control().undoes == {"orders": 2, "audit": 2}
     assert home.read == sorted(decoded) == [0, 1, 2]
     home.has("B-A", back("orders", "audit", undoes=1))
     assert watched.control().is_unwritten, "it undoes an earlier promotion now"
@@ -194,7 +197,7 @@ def test_links_back_that_are_read_in_pieces_are_those_of_the_whole_topic(
         home.log += log[len(home.log) :][: rng.randrange(1, 9)]
         watched.watch._net.run(watched.watch._back.follow)
         links = control_record.controls_of(home.log, None).links
-        assert watched.watch._back.links == {n: c for n, c in links.items() if (c.undoes_until_ms or 0) >= 2}
+        assert watched.watch._back.links == {n: c for n, c in links.items() if c.undoes.get("orders", 0) >= 2}
 
 
 def test_the_cluster_that_the_client_has_left_is_asked_for_its_groups_commits_until_it_tells(
@@ -408,6 +411,41 @@ def test_a_client_whose_topics_were_all_deleted_is_one_without_topics(
     home.has("B-A", back("orders", undoes=2))
     assert one.follows == "B-A"
     one.close()
+
+
+def test_a_client_whose_topics_were_all_created_again_stays_with_them(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are what it uses; at home there is the old copy, unless a link back brings that topic."""
+    ids = {TopicPartition("orders", 0): TopicIds("s", "t1"), TopicPartition("audit", 0): TopicIds("s", "t2")}
+    one = Watched(home, monkeypatch, "audit", left=replace(LEFT, begun=ids))
+    one.ids = {"orders": "t1", "audit": "t3"}
+    home.has("B-A", back("orders", undoes=2))
+    assert one.follows is None
+    home.has("B-A", back("orders", "audit", undoes=2))
+    assert one.follows == "B-A"
+    one.close()
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@pytest.mark.parametrize("needs", [(), ("orders", "audit")])
+def test_a_link_of_other_topics_is_no_way_back(
+    home: Home, needs: tuple[str, ...], is_over: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an active/active pair it copies what the other cluster has of its own, all the time."""
+    one = Watched(home, monkeypatch, *needs)
+    home.has("M", back("own", undoes=2, **{"is_promotion_begun": True, "is_fenced": True} if is_over else {}))
+    assert one.control().is_unwritten
+    one.close()
+
+
+def test_a_promotion_that_is_not_later_leads_nobody_back(home: Home, watched: Watched) -> None:
+    """Else clients would go to and fro for ever; of version 0.1 no moment is known."""
+    over: dict[str, Any] = {"is_promotion_begun": True, "is_fenced": True}
+    home.has("B-A", back("orders", "audit", undoes=2, **over, primary_since={"orders": MovedTopic(2)}))
+    assert watched.control().is_unwritten
+    home.has("B-A", back("orders", "audit", undoes=2, **over, primary_since={"orders": MovedTopic(3)}))
+    assert watched.control().is_promoted
 
 
 @pytest.mark.parametrize("unknown", ["silent", "hidden", "knows no topic yet"])

@@ -22,6 +22,7 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError
 from tolerant_client.mirror.engine import circles, preflight, prepare
 from tolerant_client.mirror.engine.circles import link_back, links_into, refuse_circle
+from tolerant_client.mirror.engine.former_copies import FormerCopies
 from tolerant_client.mirror.engine.preflight import (
     copied_by_others,
     grown,
@@ -34,7 +35,7 @@ from tolerant_client.mirror.life.naming import chosen_name, default_name
 from tolerant_client.mirror.state import link_topics, promoted_copies
 from tolerant_client.mirror.state.control_record import Controls, controls_of, encode_control
 from tolerant_client.mirror.state.known_maps import KnownMaps
-from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, MovedTopic, TopicIds
 from tolerant_client.mirror.state.link_topics import (
     PARTITION_NOT_ON_SOURCE,
     LinkView,
@@ -50,7 +51,7 @@ from tolerant_client.mirror.state.link_topics import (
 from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.map_topic import map_partition, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
-from tolerant_client.mirror.state.plan import TopicsPlan
+from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
 from tolerant_client.mirror.state.replication_policy import (
     DefaultReplicationPolicy,
     IdentityReplicationPolicy,
@@ -680,6 +681,29 @@ def test_a_start_of_the_other_kind_is_refused_before_it_writes_and_also_when_bot
             asyncio.run(preflight.write_down(cluster, cluster, "dr", LinkTopics.of("u"), *ids))
     given.assert_not_awaited()
     assert told == []
+
+
+def test_a_start_writes_when_the_links_topics_were_last_moved_to_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their clients come home with the link, also where no failback has prepared it; what other topics do is not its business."""
+    written_with: list[Callable[[LinkControl], LinkControl]] = []
+
+    async def write_down(*arguments: Any) -> None:
+        written_with.append(arguments[-1])
+
+    moved = {"t": MovedTopic(5), "own": MovedTopic(9)}
+    there = Controls({"A-B": LinkControl(primary_since=moved)})
+    check = (PlannedLink(TopicsPlan((TopicSpec("t", 1, 1, {}),), ()), {}, {}), LinkControl(), there)
+    monkeypatch.setattr(prepare, "_check_link", AsyncMock(return_value=check))
+    monkeypatch.setattr(prepare, "init_producer_id", AsyncMock(return_value=7))
+    monkeypatch.setattr(prepare, "former_copies", AsyncMock(return_value=FormerCopies()))
+    monkeypatch.setattr(prepare, "write_down", write_down)
+    monkeypatch.setattr(prepare, "make_topics", AsyncMock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        cluster = Mock(spec=Cluster, wire_topic=str)
+        asyncio.run(prepare.prepare_link(cluster, cluster, "t", "B-A", goes_on=True))
+    (change,) = written_with
+    assert change(LinkControl(undoes={"former": 2})).undoes == {"former": 2, "t": 5}
+    assert change(LinkControl(undoes={"t": 3})).undoes == {"t": 5}
 
 
 @pytest.mark.usefixtures("keepers")

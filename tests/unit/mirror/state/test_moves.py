@@ -9,35 +9,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
-from tolerant_client.mirror.life.failback_decision import telling_of
-from tolerant_client.mirror.state.link_control import LinkControl, Primary, TopicIds
-from tolerant_client.mirror.state.moves import at_home, last_moves, moved_until_ms, next_move_ms, undone
+from tolerant_client.mirror.life.failback_decision import begun, telling_of
+from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
+from tolerant_client.mirror.state.moves import at_home, last_moves, moved_topics, next_move_ms, undoes, undone
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 ORDERS, USERS = TopicPartition("orders", 0), TopicPartition("users", 0)
 
 
 def moved(names: str, at_ms: int = 1, **said: Any) -> LinkControl:
-    """The control of a link that has moved these topics then."""
+    """The control of a link that has moved these topics then, from cluster b."""
     known: dict[str, Any] = {
         "topics": LinkTopics.of(names).to_json(),
         "copied_until": {TopicPartition(name, 0): 1 for name in names.split("|")},
-        "primary_since": dict.fromkeys(names.split("|"), Primary(at_ms, f"{at_ms}")),
+        "primary_since": dict.fromkeys(names.split("|"), MovedTopic(at_ms, f"{at_ms}")),
         "producer_ids": (1,),
+        "source_cluster_id": "b",
     }
     return LinkControl(**{"is_promotion_begun": True, "is_fenced": True, **known, **said})
 
 
 def test_a_topic_is_home_if_it_was_moved_there_after_its_last_move_away() -> None:
     back, both = moved("orders|users", 2), {"orders", "users"}
-    again = moved("orders", 3, primary_since={"orders": Primary(3), "users": Primary(1)})
+    again = moved("orders", 3, primary_since={"orders": MovedTopic(3), "users": MovedTopic(1)})
+    of_c: dict[str, Any] = {"source_cluster_id": "c"}
     for into_source, into_target, home in (
         ({"there": moved("orders|users")}, {"back": back}, both),
         ({"there": moved("orders"), "twin": moved("orders|users")}, {"back": back}, both),
         ({"there": moved("orders|users"), "later": moved("orders", 3)}, {"back": back}, {"users"}),
         ({"there": again}, {"back": back}, {"users"}),  # the rest was left out when it was moved again
         ({"there": moved("orders|users", 3)}, {"back": back}, set()),
-        ({"there": moved("orders", 2)}, {"back": back}, set()),
+        ({"there": moved("orders", 2)}, {"back": moved("orders", 2)}, set()),
         ({"there": moved("orders|users")}, {"back": telling_of(back, ["users"])}, {"users"}),
         (
             {"there": moved("orders|users")},
@@ -45,34 +47,39 @@ def test_a_topic_is_home_if_it_was_moved_there_after_its_last_move_away() -> Non
             {"orders"},
         ),
         # Prepared again, and for other topics: the moves have been.
-        ({"there": replace(moved("orders"), is_promotion_begun=False)}, {"back": back}, {"orders"}),
-        ({"there": moved("orders")}, {"back": replace(back, is_promotion_begun=False, copied_until={})}, {"orders"}),
+        ({"there": replace(moved("orders|users"), is_promotion_begun=False)}, {"back": back}, both),
+        ({"there": moved("orders")}, {"back": replace(moved("orders", 2), copied_until={})}, {"orders"}),
         ({"there": moved("orders")}, {"second": moved("orders", 2), "third": moved("orders", 4)}, {"orders"}),
-        ({"back": back}, {"there": moved("orders")}, set()),  # a move, which nobody has undone
-        # The source tells of no move: another cluster, in a ring of three, or one that has forgotten.
-        ({"there": moved("audit")}, {"back": back}, set()),
-        ({}, {"back": back}, set()),
+        # Of a topic of which the source knows no move, the move from there counts: its copy was lost before the failover.
+        ({}, {"back": back}, both),
+        # A move from elsewhere takes nothing on from the source, unless it knew of the source's: in a ring of three clusters.
+        ({}, {"upstream": moved("orders", 2, **of_c)}, set()),
+        ({"there": moved("orders")}, {"upstream": moved("orders", 2, **of_c)}, set()),
+        ({"there": moved("orders", 5)}, {"ring": moved("orders", 9, undoes={"orders": 7}, **of_c)}, {"orders"}),
+        ({"there": moved("orders", 8)}, {"ring": moved("orders", 9, undoes={"orders": 7}, **of_c)}, set()),
+        ({"there": moved("orders")}, {"upstream": moved("orders", 9, **of_c), "back": back}, both),
         # Version 0.1 did not write when it was.
-        ({"there": moved("orders", primary_since={})}, {"back": back}, {"orders"}),
+        ({"there": moved("orders", primary_since={})}, {"back": moved("orders", 2)}, {"orders"}),
         ({"there": moved("orders")}, {"back": moved("orders", primary_since={})}, set()),
     ):
-        assert at_home(into_source, into_target).keys() == home
+        assert at_home(into_source, into_target, "b").keys() == home
 
 
 def test_what_was_moved_is_undone_by_a_later_move_of_that_topic_alone() -> None:
     late = frozenset({USERS})
     half = moved("orders", is_fenced=False, unfenced=late)
     assert undone(half, {"back": moved("orders|users", 2)}) == {"orders": "back"}
-    whole = replace(half, is_fenced=True, unfenced=frozenset(), copied_until={ORDERS: 1, USERS: 1})
-    whole = replace(whole, primary_since={"orders": Primary(1), "users": Primary(3)})
+    whole = replace(
+        half, is_fenced=True, unfenced=frozenset(), copied_until={ORDERS: 1, USERS: 1}, target_cluster_id="b"
+    )
+    whole = replace(whole, primary_since={"orders": MovedTopic(1), "users": MovedTopic(3)})
     assert undone(whole, {"back": moved("orders|users", 2)}) == {"orders": "back"}
     # A failover that is finished once a topic was deleted has never moved it.
-    never = replace(half, is_fenced=True, unfenced=frozenset(), begun={USERS: TopicIds("s", "t")})
-    assert undone(moved("orders|users"), {"back": replace(never, primary_since={"orders": Primary(2)})}) == {
-        "orders": "back"
-    }
+    never = moved("orders", 2, begun={USERS: TopicIds("s", "t")})
+    assert undone(moved("orders|users"), {"back": never}) == {"orders": "back"}
     for control, back in (
         (whole, moved("orders|users", 0)),
+        (whole, moved("orders", 2, source_cluster_id="c")),  # the end of a link that has nothing to do with it
         (
             replace(whole, is_promotion_begun=False),
             moved("orders", 2),
@@ -82,26 +89,42 @@ def test_what_was_moved_is_undone_by_a_later_move_of_that_topic_alone() -> None:
         assert undone(control, {"back": back}) == {}
 
 
+def test_each_topic_has_its_own_moment_and_those_without_room_one_of_their_own() -> None:
+    both = {"copied_until": {ORDERS: 1, USERS: 1}, "topics": LinkTopics().to_json()}
+    assert moved_topics(moved("orders", 3, **both)) == {"orders": 3}, "users is one that a failover never moved"
+    assert moved_topics(moved("orders", 3, unsaid_since_ms=5, **both)) == {"orders": 3, "users": 5}
+    assert moved_topics(moved("orders", primary_since={}, **both)) == {"orders": 0, "users": 0}, "version 0.1"
+    assert moved_topics(moved("orders", primary_since={}, unsaid_since_ms=5, **both)) == {"orders": 5, "users": 5}
+
+
+def test_what_was_moved_stays_known_when_the_link_begins_again() -> None:
+    for control, known in (
+        (moved("orders|users", 3), {"orders": 3, "users": 3}),
+        (moved("orders", primary_since={}), {"orders": 0}),
+        (moved("orders", primary_since={}, unsaid_since_ms=5), {"orders": 5}),
+    ):
+        again = begun(control, "b", LinkTopics.of("users"), {})
+        assert moved_topics(again) == known and again.unsaid_since_ms is None
+
+
 def test_a_move_comes_after_all_that_its_cluster_and_its_links_know() -> None:
     assert next_move_ms([], 100) == next_move_ms([moved("orders")], 100) == 100
-    assert next_move_ms([moved("orders"), LinkControl(undoes_until_ms=200)], 100) == 201
-    assert next_move_ms([moved("orders", 300), LinkControl(undoes_until_ms=200)], 100) == 301
+    assert next_move_ms([moved("orders"), LinkControl(undoes={"orders": 200})], 100) == 201
+    assert next_move_ms([moved("orders", 300), LinkControl(undoes={"orders": 200})], 100) == 301
     assert next_move_ms([replace(moved("orders", 300), is_promotion_begun=False)], 100) == 301
 
 
-def test_what_a_link_undoes_begins_with_the_last_move_to_its_source() -> None:
+def test_a_link_undoes_the_last_moves_of_its_topics_to_its_source() -> None:
     links = {"a": moved("orders", 5), "b": moved("orders|users", 3), "copies": LinkControl()}
     assert last_moves(links) == {"orders": (5, "a"), "users": (3, "b")}
-    assert moved_until_ms(links) == 5
-    assert moved_until_ms({"old": moved("orders", primary_since={})}) == 0
-    assert moved_until_ms({}) is moved_until_ms({"copies": LinkControl(undoes_until_ms=4)}) is None
-
-
-def test_a_link_undoes_moves_to_its_own_source_alone() -> None:
-    control = LinkControl(source_cluster_id="b", undoes_until_ms=5)
-    assert [control.undoes("b", at) for at in (0, 5, 6)] == [True, True, False]
-    assert control.undoes(None, 5) and not control.undoes("c", 5)
-    assert not LinkControl(source_cluster_id="b").undoes("b", 0)
+    assert undoes(links, {"a.orders": "orders", "new": "new"}) == {"a.orders": 5}
+    control = LinkControl(
+        source_cluster_id="b", undoes={"orders": 5, "users": 5}, topics=LinkTopics.of("orders").to_json()
+    )
+    assert [control.brings_back("orders", "b", at) for at in (0, 5, 6)] == [True, True, False]
+    assert control.brings_back("orders", None, 5)
+    assert not control.brings_back("orders", "c", 5) and not control.brings_back("users", "b", 5)
+    assert not LinkControl(source_cluster_id="b", topics=LinkTopics().to_json()).brings_back("orders", "b", 0)
 
 
 @given(
@@ -116,15 +139,19 @@ def test_however_wrong_the_clocks_are_the_last_move_of_a_topic_is_known(moves: l
         if source == to:
             continue
         former = into[to].get(link, LinkControl())
-        until_ms = moved_until_ms(into[source])
-        into[to][link] = replace(former, source_cluster_id=source, undoes_until_ms=until_ms)
+        seen = undoes(into[source], {name: name})
+        prepared = replace(begun(former, source, LinkTopics.of(name), {}), undoes=seen)
+        into[to][link] = prepared
         move = last_moves(into[source]).get(name)
-        assert move is None or into[to][link].undoes(source, move.since_ms), "its clients come along"
-        now = moved(name, next_move_ms(into[to].values(), clock_ms), source_cluster_id=source, undoes_until_ms=until_ms)
-        into[to][link] = replace(now, primary_since={**former.primary_since, **now.primary_since})
+        assert move is None or prepared.brings_back(name, source, move.since_ms), "its clients come along"
+        now = moved(name, next_move_ms(into[to].values(), clock_ms), source_cluster_id=source, undoes=seen)
+        into[to][link] = replace(
+            now, primary_since={**prepared.primary_since, **now.primary_since}, target_cluster_id=to
+        )
         primary[name] = to
     for name, here in primary.items():
         for there in "ABC".replace(here, ""):
             both_know = all(name in last_moves(into[cluster]) for cluster in (here, there))
-            assert (name in at_home(into[there], into[here])) == both_know
-            assert name not in at_home(into[here], into[there])
+            if both_know:
+                assert name in at_home(into[there], into[here], there)
+            assert name not in at_home(into[here], into[there], here)
