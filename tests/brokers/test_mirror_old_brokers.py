@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from support.zookeeper_kafka import ZooKeeperKafka, require_zookeeper_kafka
 from tolerant_client.cluster.admin.groups import CommittedOffset, commit_offsets
 from tolerant_client.cluster.admin.topics import delete_records
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.errors import OptionError, SourceTruncatedError, TargetDivergedError, TolerantClientError
+from tolerant_client.errors import OptionError, SourceTruncatedError, TargetDivergedError
 from tolerant_client.mirror.batches.gaps import FILLER
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import Progress
@@ -44,6 +45,7 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.records import codecs
 from tolerant_client.records.record_batch import Record, encode_batch
 from tolerant_client.testing import KafkaCluster
+from tolerant_client.testing.node import HOST
 
 pytestmark = pytest.mark.broker
 
@@ -357,27 +359,29 @@ def test_the_control_of_links_is_compacted_after_hours(started: Callable[..., Ol
 def test_topics_are_there_also_for_who_asks_a_broker_that_has_just_started(started: Callable[..., OldLogs]) -> None:
     """With ZooKeeper it serves before it knows any: a promoted link would be one without a control."""
     broker = started("3.9.1").broker
-    kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers).create_topics(
-        [NewTopic(name, 1, 1) for name in ("orders", *(f"other-{n}" for n in range(60)))]
-    )
+    with kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic(name, 1, 1) for name in ("orders", *(f"other-{n}" for n in range(60)))])
     seen: list[bool] = []
-    is_over = threading.Event()
 
-    def ask() -> None:
-        while not is_over.is_set():
-            with contextlib.suppress(TolerantClientError):
-                with Cluster({"bootstrap_servers": broker.bootstrap_servers}, patience_ms=3_000) as cluster:
-                    cluster.run(cluster.connect, 200)
-                    seen.append("orders" in cluster.run(cluster.partitions, ["orders"]))
+    def serves() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, broker.port), 1):
+            return True
+        return False
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    def ask_once_it_is_back() -> None:
+        for is_up in (False, True):
+            while serves() is not is_up:
+                time.sleep(0.005)
+        for _ in range(10):
+            with Cluster({"bootstrap_servers": broker.bootstrap_servers}, name="target") as cluster:
+                seen.append("orders" in cluster.run(cluster.partitions, ["orders"]))
+
     for _ in range(2):
+        asking = threading.Thread(target=ask_once_it_is_back)
+        asking.start()
         broker.restart({})
-        time.sleep(1)
-    is_over.set()
-    asking.join()
-    assert seen and all(seen)
+        asking.join()
+    assert len(seen) == 20 and all(seen)
 
 
 # -- a topic that is created again: these brokers are asked for it by its name ----
