@@ -305,7 +305,7 @@ async def prepare_link(
 
     known: dict[str, int] = {}
     if not is_translated and into_source is not None:
-        known = undoes(into_source.links, {name: source.wire_topic(name) for name in names})
+        known = undoes(into_source.links, names, source.wire_topic)
 
     def forget(now: LinkControl) -> LinkControl:
         now = now.without(planned.deleted, control)

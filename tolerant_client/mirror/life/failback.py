@@ -48,12 +48,7 @@ from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.admin.transactions import known_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.circles import (
-    only_topics,
-    refuse_circle,
-    refuse_one_cluster,
-    topics_option,
-)
+from tolerant_client.mirror.engine.circles import only_topics, refuse_circle, refuse_one_cluster, topics_option
 from tolerant_client.mirror.engine.preflight import look_for_others
 from tolerant_client.mirror.life.failback_blockers import has_led_here, home_texts, unmoved_texts
 from tolerant_client.mirror.life.failback_decision import (
@@ -78,11 +73,7 @@ from tolerant_client.mirror.life.shared_log import (
 from tolerant_client.mirror.life.taken_topics import taken_topics
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, update_control
-from tolerant_client.mirror.state.link_control import (
-    LinkControl,
-    link_options,
-    plain_options,
-)
+from tolerant_client.mirror.state.link_control import LinkControl, link_options, plain_options
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
 from tolerant_client.mirror.state.moves import copied_topics, undoes, undone, unsaid_moves
@@ -163,7 +154,7 @@ async def failback(
     if found.blockers or is_dry_run:
         return report
     with half_done("failing back"):
-        await _begin(target, links, chosen, found, undoes(links.undoing, {n: source.wire_topic(n) for n in names}))
+        await _begin(target, links, chosen, found, undoes(links.undoing, names, source.wire_topic))
     return replace(report, is_done=True)
 
 
@@ -197,7 +188,7 @@ async def _begin(
 
     def change(now: LinkControl) -> LinkControl:
         control = begun(now, links.source_cluster_id, topics, found.adopted, generation)
-        return replace(control, undoes=undoing)
+        return replace(control, undoes={**control.undoes, **undoing})
 
     await update_control(target, links.link, change)
 

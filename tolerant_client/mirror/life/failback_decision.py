@@ -101,9 +101,9 @@ def _by_their_names(topics: LinkTopics) -> LinkTopics:
 
 def _left(control: LinkControl, of_target: Mapping[str, LinkControl], home: Collection[str]) -> list[str] | None:
     """What a promoted link has copied and nothing has brought home; None if all of it was.  Empty if its control names none."""
-    past = {*undone(control, of_target), *home}.intersection(copied_topics(control))
-    left = [topic for topic in copied_topics(control) if topic not in past]
-    return left if left or not past else None
+    copied, past = copied_topics(control), {*undone(control, of_target), *home}
+    left = [topic for topic in copied if topic not in past]
+    return left if left or not copied else None
 
 
 def _to_undo(
@@ -190,15 +190,14 @@ def telling_of(
             partition, ids.get(partition.topic, TopicIds())
         )
 
-    moved = {topic: TopicIds(target=of.topic_id) for topic, of in control.primary_since.items() if topic in names}
     return replace(
         control,
         begun={p: of for p, of in control.begun.items() if is_same(p)},
         copied_until={p: end for p, end in control.copied_until.items() if is_same(p)},
         primary_since={
-            topic: control.primary_since[topic]
-            for topic, of in moved.items()
-            if of.is_of_target(ids.get(topic, TopicIds()))
+            name: of
+            for name, of in control.primary_since.items()
+            if name in names and TopicIds(target=of.topic_id).is_of_target(ids.get(name, TopicIds()))
         },
     )
 

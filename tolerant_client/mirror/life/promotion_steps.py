@@ -273,7 +273,9 @@ async def fence_own(
         begun = replace(now, is_promotion_begun=True, promotion=run, topics=topics, producer_ids=ids)
         if now.is_half_promoted:
             return begun
-        return replace(begun, primary_since={n: of for n, of in now.primary_since.items() if not now.writes(n)})
+        # It moves its topics anew: when it had moved them before says nothing of that.
+        former = {name: topic for name, topic in now.primary_since.items() if not now.writes(name)}
+        return replace(begun, primary_since=former)
 
     run = uuid.uuid4().hex
     try:
@@ -380,8 +382,8 @@ async def write_end(
         end = of.with_found(end, producer_id) if end.is_fenced else end
         end = replace(end, primary_since={**now.primary_since, **moved}, target_cluster_id=cluster_id)
         less = replace(end, copied_until={}, mapped=now.mapped)
-        since_ms = max((of.since_ms for of in moved.values()), default=now.unsaid_since_ms)
-        said = {name: of for name, of in now.primary_since.items() if name not in moved}
+        since_ms = max((topic.since_ms for topic in moved.values()), default=now.unsaid_since_ms)
+        said = {name: topic for name, topic in now.primary_since.items() if name not in moved}
         least = replace(less, begun=now.begun, primary_since=said, unsaid_since_ms=since_ms)
         return (end, less, least)[size]
 

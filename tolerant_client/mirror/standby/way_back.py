@@ -13,8 +13,9 @@ Laws:
   again, at home by whoever works there: only by what another link back is to bring, or if nothing is there.
 - A topic counts only if it is at home where the client is: heartbeats are not, which no link copies back, nor is a topic that was deleted
   there, also if one of its name was created since: the control has the id of the one that was copied (brokers before 2.8 give none: there
-  the name alone decides).  But a client of nothing else stays with a topic that was created again.  So that cluster is asked, but only for topics that a link back lacks: what it says last counts, also once it is
-  lost, and while it has said nothing (it is silent, hides the topic, or its broker has just started and knows none), all topics do.
+  the name alone decides).  But a client of nothing else stays with a topic that was created again.  So that cluster is asked, but only for
+  topics that a link back lacks: what it says last counts, also once it is lost, and while it has said nothing (it is silent, hides the
+  topic, or its broker has just started and knows none), all topics do.
 - A record of a link back that cannot be read tells nothing: the one before it counts, as for everybody who looks at all links.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
   So the cluster that it would leave is asked for FIRST_WORD_S, for PROMPT_S only where no other promotion can have followed yet.
@@ -78,7 +79,7 @@ class Led(NamedTuple):
 
 
 class LinksBack(ControlFollower):
-    """The `links` into `cluster` that bring back something of what the promotion with the control `left` has moved, as controls_of has them."""
+    """The `links` into `cluster` that bring back a part, at least, of what the promotion with the control `left` has moved."""
 
     def __init__(self, cluster: Cluster, left: LinkControl) -> None:
         super().__init__(cluster)

@@ -326,10 +326,10 @@ class LinkControl:
         """When a promotion of this link has moved a topic to its target (its name there) last; None if none has."""
         if name in self.primary_since:
             return self.primary_since[name].since_ms
-        said_none = (
-            0 if self.unsaid_since_ms is None and not self.primary_since else self.unsaid_since_ms
-        )  # version 0.1
-        return said_none if self.has_moved(name) else None
+        if not self.has_moved(name):
+            return None
+        is_of_0_1 = self.unsaid_since_ms is None and not self.primary_since  # which wrote no moments
+        return 0 if is_of_0_1 else self.unsaid_since_ms
 
     def brings_back(self, name: str, moved_to: str | None, moved_ms: int) -> bool:
         """Whether the link copies, or has copied, a topic back that was moved then to this cluster (None: unknown, so any)."""

@@ -12,7 +12,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -42,29 +42,39 @@ def moved_topics(control: LinkControl) -> dict[str, int]:
 
 def last_moves(links: Mapping[str, LinkControl]) -> dict[str, Move]:
     """The last move of each topic to the cluster of these links."""
+    return _last(links, lambda control, name, since_ms: True)
+
+
+def _last(links: Mapping[str, LinkControl], counts: Callable[[LinkControl, str, int], bool]) -> dict[str, Move]:
     found: dict[str, Move] = {}
-    for link, control in sorted(links.items()):
+    for link, control in links.items():
         for name, since_ms in moved_topics(control).items():
-            found[name] = max(found.get(name, Move(-1, "")), Move(since_ms, link))
+            if counts(control, name, since_ms):
+                found[name] = max(found.get(name, Move(-1, "")), Move(since_ms, link))
     return found
 
 
-def moved_on(links: Mapping[str, LinkControl], name: str, since_ms: int | None, cluster_id: str | None) -> Move | None:
-    """The last move by one of these links that has taken a topic on from a cluster, to which it was moved then (None: never)."""
+def taken_on(
+    links: Mapping[str, LinkControl], since: Mapping[str, int | None], cluster_id: str | None
+) -> dict[str, str]:
+    """Which of these links has last taken each topic on from a cluster, to which it was moved `since` then (None: never)."""
 
-    def is_from_there(control: LinkControl) -> bool:
-        knew = since_ms is not None and control.undoes.get(name, -1) >= since_ms
+    def counts(control: LinkControl, name: str, moved_ms: int) -> bool:
+        if name not in since:
+            return False
+        there_ms = since[name]
+        if there_ms is not None and moved_ms <= there_ms:
+            return False
+        knew = there_ms is not None and control.undoes.get(name, -1) >= there_ms
         return knew or cluster_id is None or control.source_cluster_id == cluster_id
 
-    found = last_moves({link: control for link, control in links.items() if is_from_there(control)}).get(name)
-    return None if found is None or since_ms is not None and found.since_ms <= since_ms else found
+    return {name: move.link for name, move in _last(links, counts).items()}
 
 
 def undone(control: LinkControl, back: Mapping[str, LinkControl]) -> dict[str, str]:
     """The topics that this link's promotion has moved, and a link `back` into its source has taken on since; and which one."""
     since = {name: since_ms for name, since_ms in moved_topics(control).items() if control.has_moved(name)}
-    found = {name: moved_on(back, name, since_ms, control.target_cluster_id) for name, since_ms in since.items()}
-    return {name: move.link for name, move in found.items() if move is not None}
+    return taken_on(back, since, control.target_cluster_id)
 
 
 def unsaid_moves(former: LinkControl, brought: Collection[str], into_source: Mapping[str, LinkControl]) -> list[str]:
@@ -83,18 +93,14 @@ def at_home(
 ) -> dict[str, str]:
     """The topics of which the target is the primary, and the link that has brought each from the source, the cluster with this id."""
     there = last_moves(into_source)
-    found = {
-        name: moved_on(into_target, name, there[name].since_ms if name in there else None, source_id)
-        for control in into_target.values()
-        for name in moved_topics(control)
-    }
-    return {name: move.link for name, move in found.items() if move is not None}
+    since = {name: there[name].since_ms if name in there else None for name in last_moves(into_target)}
+    return taken_on(into_target, since, source_id)
 
 
-def undoes(links: Mapping[str, LinkControl], topics: Mapping[str, str]) -> dict[str, int]:
-    """When these topics, by their names here, were last moved to the cluster of these links; each has its name there."""
+def undoes(links: Mapping[str, LinkControl], topics: Iterable[str], wire_topic: Callable[[str], str]) -> dict[str, int]:
+    """When these topics were last moved to the cluster of these links, whose name of each is its `wire_topic`."""
     moves = last_moves(links)
-    return {name: moves[there].since_ms for name, there in topics.items() if there in moves}
+    return {name: moves[there].since_ms for name in topics if (there := wire_topic(name)) in moves}
 
 
 def next_move_ms(links: Collection[LinkControl], now_ms: int) -> int:

@@ -13,6 +13,7 @@ import pytest
 from kafka.structs import TopicPartition
 from msgspec.structs import replace as replace_struct
 
+from support.moved_links import OURS, moved
 from tolerant_client.cluster.cluster import EARLIEST, READ_COMMITTED
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.divergence import LogSlice
@@ -29,6 +30,7 @@ from tolerant_client.mirror.life.failback_blockers import (
     untold,
 )
 from tolerant_client.mirror.life.failback_decision import (
+    Decision,
     begun,
     name_beside,
     telling_of,
@@ -49,7 +51,6 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.records.record_batch import Record
 
 PLACE = TopicPartition("orders", 0)
-OURS = 4000  # the forward link's producer id
 CLUSTER: Any = SimpleNamespace(
     file_options="", bootstrap_servers="b:1", manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"})
 )
@@ -537,15 +538,6 @@ def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_
     assert drive(unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
 
 
-def moved(names: str, at_ms: int = 1, **said: Any) -> LinkControl:
-    """The control of a link that was promoted with these topics."""
-    until = {TopicPartition(name, 0): 1 for name in names.split("|")}
-    known = {"topics": LinkTopics.of(names).to_json(), "producer_ids": (OURS,), "copied_until": until}
-    since = dict.fromkeys(names.split("|"), MovedTopic(at_ms))
-    ended = {"is_promotion_begun": True, "is_fenced": True, "primary_since": since, "source_cluster_id": "b"}
-    return LinkControl(**{**ended, **known, **said})
-
-
 def chosen(link: str, forward: dict[str, LinkControl], of_target: dict[str, LinkControl] = {}) -> LinkTopics:
     return topics_to_bring_back(CLUSTER, CLUSTER, link, forward, of_target, at_home(forward, of_target, None))
 
@@ -659,9 +651,9 @@ class Having:
         return {name: [0] for name in self.names if name in names}
 
 
-def to_undo(source: Having, target: Having, forward: dict[str, LinkControl]) -> dict[str, list[str]]:
+def to_undo(source: Any, target: Any, forward: dict[str, LinkControl]) -> dict[str, list[str]]:
     links = failback_links.Links("back", "b", LinkControl(), None, forward, {})
-    found = drive(failback_links.left_to_undo(source, target, links))  # type: ignore[arg-type]
+    found = drive(failback_links.left_to_undo(source, target, links))
     return {link: copied_topics(control) for link, control in found.items()}
 
 
@@ -743,6 +735,27 @@ def test_a_failover_of_an_unknown_source_says_nothing_of_a_cluster_without_its_t
     unknown, elsewhere = moved("orders|users", source_cluster_id=None), moved("users", source_cluster_id=None)
     forward = {"unknown": unknown, "elsewhere": elsewhere, "known": moved("users")}
     assert to_undo(Having("orders", "users"), Having("orders"), forward).keys() == {"unknown", "known"}
+
+
+def test_a_link_back_says_which_moves_it_undoes_and_keeps_what_it_knew_of_other_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its clients would not come home if it is promoted before it has started, and what it had brought would not be home."""
+    changes: list[Any] = []
+
+    async def update(_: Any, __: str, change: Any) -> None:
+        changes.append(change)
+
+    async def unused(*_: Any) -> int:
+        return 0
+
+    monkeypatch.setattr(failback, "update_control", update)
+    monkeypatch.setattr(failback, "_unused_generation", unused)
+    former = moved("orders", 3, undoes={"orders": 2, "users": 1})
+    links = failback_links.Links("back", "b", former, None, {}, {})
+    found = Decision((), (), {}, ())
+    drive(failback._begin(CLUSTER, links, LinkTopics.of("users"), found, {"users": 5}))
+    assert changes[0](former).undoes == {"orders": 2, "users": 5}
 
 
 def test_what_was_paused_before_the_promotion_is_told() -> None:

@@ -5,28 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
+from support.moved_links import moved
 from tolerant_client.mirror.life.failback_decision import begun, telling_of
 from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
 from tolerant_client.mirror.state.moves import at_home, last_moves, moved_topics, next_move_ms, undoes, undone
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 ORDERS, USERS = TopicPartition("orders", 0), TopicPartition("users", 0)
-
-
-def moved(names: str, at_ms: int = 1, **said: Any) -> LinkControl:
-    """The control of a link that has moved these topics then, from cluster b."""
-    known: dict[str, Any] = {
-        "topics": LinkTopics.of(names).to_json(),
-        "copied_until": {TopicPartition(name, 0): 1 for name in names.split("|")},
-        "primary_since": dict.fromkeys(names.split("|"), MovedTopic(at_ms, f"{at_ms}")),
-        "producer_ids": (1,),
-        "source_cluster_id": "b",
-    }
-    return LinkControl(**{"is_promotion_begun": True, "is_fenced": True, **known, **said})
 
 
 def test_a_topic_is_home_if_it_was_moved_there_after_its_last_move_away() -> None:
@@ -117,7 +106,7 @@ def test_a_move_comes_after_all_that_its_cluster_and_its_links_know() -> None:
 def test_a_link_undoes_the_last_moves_of_its_topics_to_its_source() -> None:
     links = {"a": moved("orders", 5), "b": moved("orders|users", 3), "copies": LinkControl()}
     assert last_moves(links) == {"orders": (5, "a"), "users": (3, "b")}
-    assert undoes(links, {"a.orders": "orders", "new": "new"}) == {"a.orders": 5}
+    assert undoes(links, ["a.orders", "new"], lambda name: name.removeprefix("a.")) == {"a.orders": 5}
     control = LinkControl(
         source_cluster_id="b", undoes={"orders": 5, "users": 5}, topics=LinkTopics.of("orders").to_json()
     )
@@ -127,6 +116,9 @@ def test_a_link_undoes_the_last_moves_of_its_topics_to_its_source() -> None:
     assert not LinkControl(source_cluster_id="b", topics=LinkTopics().to_json()).brings_back("orders", "b", 0)
 
 
+@example(
+    [(to, "orders", 0) for to in "BCA"] + [(to, "users", 0) for to in "CA"]
+)  # C-A is prepared again without orders
 @given(
     st.lists(st.tuples(st.sampled_from("ABC"), st.sampled_from(["orders", "users"]), st.integers(0, 9)), max_size=20)
 )
@@ -139,12 +131,12 @@ def test_however_wrong_the_clocks_are_the_last_move_of_a_topic_is_known(moves: l
         if source == to:
             continue
         former = into[to].get(link, LinkControl())
-        seen = undoes(into[source], {name: name})
-        prepared = replace(begun(former, source, LinkTopics.of(name), {}), undoes=seen)
+        seen = undoes(into[source], [name], str)
+        prepared = replace(begun(former, source, LinkTopics.of(name), {}), undoes={**former.undoes, **seen})
         into[to][link] = prepared
         move = last_moves(into[source]).get(name)
         assert move is None or prepared.brings_back(name, source, move.since_ms), "its clients come along"
-        now = moved(name, next_move_ms(into[to].values(), clock_ms), source_cluster_id=source, undoes=seen)
+        now = moved(name, next_move_ms(into[to].values(), clock_ms), source_cluster_id=source, undoes=prepared.undoes)
         into[to][link] = replace(
             now, primary_since={**prepared.primary_since, **now.primary_since}, target_cluster_id=to
         )
