@@ -115,7 +115,7 @@ class Leaders(Connections):
                             self.topic_ids[name] = base64.urlsafe_b64encode(topic.topic_id.bytes).rstrip(b"=").decode()
                     elif not is_repeat and topic.error_code != Errors.UnknownTopicOrPartitionError.errno:
                         raise Errors.for_code(topic.error_code)(f"topic {topic.name}")
-                if wanted is None or len(found) >= len(wanted):
+                if found if wanted is None else len(found) >= len(wanted):
                     break
             return found
 

@@ -97,6 +97,11 @@ def test_a_broker_that_knows_no_topic_yet_is_not_believed(started: Started, foun
     assert started.asked == asked
 
 
+def test_a_broker_that_knows_no_topic_yet_is_not_believed_by_who_asks_for_all_topics_either() -> None:
+    assert asyncio.run(Started("orders", knows_after=9).partitions()) == {"orders": [0]}
+    assert asyncio.run(Started(has_zookeeper=False).partitions()) == {}
+
+
 def test_a_cluster_without_topics_is_believed_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaders_module, "_STARTS_S", 0.05)
     started = Started()
