@@ -364,7 +364,8 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     now_ms = int(time.time() * 1000)
     holder = Holder("one", "seen", "run", "m1", os.getpid(), now_ms - 60_000, COPIER)
     renewing = iter(range(1, 1_000))
-    records = [ClaimsRecord(holder, 1)]
+    holds = frozenset({TopicPartition("seen", 0)})
+    records = [ClaimsRecord(holder, 1, names=holds)]
 
     async def claims(_: Any) -> ClaimsLog:
         log = ClaimsLog()
@@ -377,11 +378,11 @@ def test_status_names_the_mirror_that_runs_and_says_when_none_was_seen(
     assert (found.health, found.exit_code) == (Health.HEALTHY, 0), found.reasons
     assert [(run.host, run.pid, run.is_alive) for run in found.mirrors] == [("m1", os.getpid(), True)]
     waiting = {TopicPartition("seen", 0): Waiting("append answered X", now_ms - 20_000)}
-    records[:] = [ClaimsRecord(holder, 1, waiting=waiting, waiting_count=1)]
+    records[:] = [ClaimsRecord(holder, 1, names=holds, waiting=waiting, waiting_count=1)]
     found = status_of(source, target, "seen")
     assert found.health is Health.WAITING and "append answered X" in found.findings[0]
     blocked = {TopicPartition("seen", 0): Waiting("a record is too large", now_ms - 20_000, is_blocked=True)}
-    records[:] = [ClaimsRecord(holder, 1, waiting=blocked, waiting_count=1)]
+    records[:] = [ClaimsRecord(holder, 1, names=holds, waiting=blocked, waiting_count=1)]
     found = status_of(source, target, "seen")
     assert found.health is Health.BLOCKED and "a record is too large" in found.findings[0]
     renewing = iter(())  # it says nothing more, and the broker's clock is before ours

@@ -28,14 +28,18 @@ _EMPTIED = (
     "its log on the target is empty, and how far the running mirror has copied it is not recorded yet: the mirror does so within a"
     " minute after the last record"
 )
+_UNSETTLED = (
+    "the running mirror resumes after them, pauses the partition or reports it as blocked, as its --on-loss says"
+)
 
 
 class Comparison(NamedTuple):
     """Partitions whose logs differ, and how; those that were `unread` this time; and why others were `refused`.
 
     A loss that is in the ledger is no difference.  `opened` says which open transaction the comparison of others waits for, `emptied`
-    are empty logs that a running mirror continues (copied_now).  `lost`: of those that differ, the ones of whose copies with translated
-    offsets the target has lost records: how much is left of them is unknown.
+    are empty logs that a running mirror continues (copied_now), `unsettled` losses that it has not acted upon yet, by its --on-loss.
+    `lost`: of those that differ, the ones of whose copies with translated offsets the target has lost records: how much is left of
+    them is unknown.
     """
 
     differing: Mapping[TopicPartition, str]
@@ -43,6 +47,7 @@ class Comparison(NamedTuple):
     refused: Mapping[TopicPartition, str] = MappingProxyType({})
     opened: Mapping[TopicPartition, str] = MappingProxyType({})
     emptied: Mapping[TopicPartition, str] = MappingProxyType({})
+    unsettled: Mapping[TopicPartition, str] = MappingProxyType({})
     lost: frozenset[TopicPartition] = frozenset()
 
 
@@ -52,11 +57,11 @@ def split(
     """The comparison of the wanted partitions, and for the others a sentence on what differs or was not compared.  Pure."""
     if found is None:
         return None, {}
-    differing, unread, refused, opened, emptied, lost = found
+    differing, unread, refused, opened, emptied, unsettled, lost = found
     untold = dict.fromkeys(unread, "they could not be read this time")
     why = {
         p: f"{p.topic}-{p.partition} could not be compared: {text}"
-        for p, text in {**refused, **opened, **emptied, **untold}.items()
+        for p, text in {**refused, **opened, **emptied, **unsettled, **untold}.items()
     }
     beside = {p: text for p, text in {**why, **differing}.items() if p not in wanted}
 
@@ -64,7 +69,10 @@ def split(
         return {p: text for p, text in part.items() if p in wanted}
 
     untried = tuple(p for p in unread if p in wanted)
-    return Comparison(chosen(differing), untried, chosen(refused), chosen(opened), chosen(emptied), lost), beside
+    told = Comparison(
+        chosen(differing), untried, chosen(refused), chosen(opened), chosen(emptied), chosen(unsettled), lost
+    )
+    return told, beside
 
 
 def without_paused(
@@ -116,23 +124,27 @@ async def compare_ends(
     if not is_comparable(control, is_translated):
         return None
     states, refused = await read_both(source, target, partitions, control.producer_ids[-1], ledger, control)
-    emptied = await held_though_empty(target, ledger.link, states)
-    errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items() if p not in emptied}
-    differing = {p: text_of(error) for p, error in errors.items() if isinstance(error, TolerantClientError)}
+    held = await left_to_mirror(target, ledger.link, states)
+    errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items()}
+    differing = {
+        p: text_of(error) for p, error in errors.items() if isinstance(error, TolerantClientError) and p not in held
+    }
+    unsettled = {p: f"{state.error.finding}; {_UNSETTLED}" for p in held if isinstance(state := states[p], Loss)}
     opened = {p: str(state) for p, state in states.items() if isinstance(state, OpenTransaction)}
     unread = tuple(p for p in partitions if p not in refused and not is_read(states.get(p)))
-    return Comparison(differing, unread, refused, opened, dict.fromkeys(emptied, _EMPTIED))
+    return Comparison(differing, unread, refused, opened, dict.fromkeys(held - unsettled.keys(), _EMPTIED), unsettled)
 
 
-async def held_though_empty(
+async def left_to_mirror(
     target: Cluster, link: str, states: Mapping[TopicPartition, Found]
 ) -> frozenset[TopicPartition]:
-    """Those of these partitions whose emptied logs a running mirror of the link continues.
+    """Those of these partitions that a running mirror of the link judges: it has emptied logs, and losses, and reports no block.
 
-    It knows how far it has copied them; the control says so only once they rest.  Before that, an end proves nothing to others.
+    It knows how far it has copied an emptied log; the control says so only once that rests, and before, an end proves nothing to
+    others.  What it does about a loss, its --on-loss says, which others do not know.
     """
-    emptied = [p for p, state in states.items() if isinstance(state, EmptiedLogError)]
-    return (await copied_now(target, link)).intersection(emptied) if emptied else frozenset()
+    open_to_it = [p for p, state in states.items() if isinstance(state, (EmptiedLogError, Loss))]
+    return (await copied_now(target, link)).intersection(open_to_it) if open_to_it else frozenset()
 
 
 def is_read(state: Found | None) -> bool:

@@ -134,14 +134,16 @@ def untold_reasons(mirrors: Iterable[Run]) -> list[Reason]:
 
 
 def mirror_reasons(link: str, mirrors: Iterable[Run] | None) -> list[Reason]:
-    """A reason if no mirror of the link was seen at work, or if that is unknown (None).  Pure."""
+    """A reason if no mirror of the link was seen at work, holding partitions, or if that is unknown (None).  Pure."""
     if mirrors is None:
         return [
             Reason(Health.UNKNOWN, f"whether a mirror of link {link} runs is unknown: {CLAIMS_TOPIC} could not be read")
         ]
     known = list(mirrors)
-    if any(run.is_alive for run in known):
-        return []
+    if alive := at_work(known):
+        first = alive[0]
+        text = f"no mirror of link {link} copies: one runs on {first.host} (process {first.pid}), {WAITS}"
+        return [] if first.holds else [Reason(Health.WAITING, text)]
     if not known:
         return [Reason(Health.UNKNOWN, f"no mirror of link {link} has been seen in the last hour: start it")]
     last = known[-1]

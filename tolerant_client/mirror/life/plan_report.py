@@ -28,7 +28,7 @@ from tolerant_client.mirror.follow.group_positions import read_positions
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.life.comparison import (
     PAUSED_AND_BLOCKED,
-    held_though_empty,
+    left_to_mirror,
     read_both,
     with_own_id,
     without_paused,
@@ -333,9 +333,9 @@ async def _differences(
     states, refused = await read_both(source, target, partitions, producer_id, ledger, control)
     stopped = {p: f"{p.topic}-{p.partition} could not be compared: {why}" for p, why in refused.items()}
     told, losses = list[str](), list[str]()
-    emptied = await held_though_empty(target, ledger.link, states)
+    held = await left_to_mirror(target, ledger.link, states)
     for partition, state in states.items():
-        if partition in emptied:
+        if partition in held and not isinstance(state, Loss):
             continue
         if isinstance(state, Loss) and policy.for_topic(partition.topic).on_loss is LossPolicy.CONTINUE:
             losses.append(text_of(state.error))

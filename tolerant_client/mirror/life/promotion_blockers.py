@@ -48,7 +48,7 @@ def blockers(
     those that give its topics where its control does not.
     """
     known = list(lags)
-    differing, unread, refused, open_there, emptied, _ = compared or Comparison({})
+    differing, unread, refused, open_there, emptied, unsettled, _ = compared or Comparison({})
     found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
     if len(differing) > _SENTENCES:
         more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}{topics}"
@@ -57,6 +57,7 @@ def blockers(
         found.append(Blocker(f"{names_of(members)} could not be compared: {why}", lasts=True))
     for why, members in list(by_reason({**open_there, **emptied}).items())[:_SENTENCES]:
         found.append(Blocker(f"{names_of(members)} could not be compared: {why}"))
+    found += [Blocker(text) for text in list(unsettled.values())[:_SENTENCES]]
     if unread:
         text = f"partitions could not be compared with the source's this time: {named(unread)}; try again"
         found.append(Blocker(text))

@@ -146,6 +146,10 @@ class LinkFacts:
     def differing(self) -> Mapping[TopicPartition, str]:
         return {} if self.compared is None else self.compared.differing
 
+    @property
+    def unsettled(self) -> Mapping[TopicPartition, str]:
+        return {} if self.compared is None else self.compared.unsettled
+
     @cached_property
     def waiting(self) -> dict[TopicPartition, Waiting]:
         """What running mirrors report as waiting, without what is told by other reasons."""
@@ -164,7 +168,7 @@ class LinkFacts:
         if self.compared is None or self.scope.is_translated:
             return {}
         untold = {*self.compared.refused, *self.compared.opened, *self.compared.unread, *self.compared.emptied}
-        told = {*self.differing, *self.waiting, *untold}
+        told = {*self.differing, *self.unsettled, *self.waiting, *untold}
         ends = {lag.partition: lag.source_end for lag in self.looks.second if lag.source_end is not None}
         found = kept_at_ends(positions_of(self.looks.second), ends)
         return {p: why for p, why in found.items() if p not in told and not self.scope.control.pauses(p)}
@@ -172,7 +176,7 @@ class LinkFacts:
     @property
     def unexplained(self) -> list[PartitionLag]:
         """The first look at the partitions of which nothing else says why they stand still, if they do."""
-        told = self.differing.keys() | self.waiting.keys() | self.shorter.keys() | self.looks.unled.keys()
+        told = {*self.differing, *self.unsettled, *self.waiting, *self.shorter, *self.looks.unled}
         return [lag for lag in self.looks.first if lag.partition not in told]
 
     @property
@@ -241,6 +245,7 @@ def _wait_reasons(facts: LinkFacts) -> Iterator[Reason]:
     control = facts.scope.control
     yield from (Reason(Health.WAITING, str(one)) for one in facts.held if is_held_long(one, facts.now_ms))
     yield from waiting_reasons(facts.waiting)
+    yield from (Reason(Health.WAITING, text) for p, text in facts.unsettled.items() if not control.pauses(p))
     yield from untold_reasons(facts.mirrors or ())
     unled = {p: why for p, why in facts.looks.unled.items() if not (p in facts.waiting or control.pauses(p))}
     for why, of in by_reason({**facts.ahead, **facts.shorter, **unled}).items():

@@ -15,7 +15,8 @@ Laws:
 - Each reason is a sentence that says what is wrong, where, and what to do; it is never cut off.  The health of a link is that of
   its worst reason, in the order of the table.  A link that is promoted or handed back has no other reason: what it left behind is no
   fault of it: a note says it, in the words of the promotion, which exits with 3 for it.
-- A partition is reported as waiting after WAITS_AFTER_S, with the broker's error and since when.
+- A partition is reported as waiting after WAITS_AFTER_S, with the broker's error and since when; by what sees it only with each
+  micro-batch (partition_watch.py) after STILL_AFTER_S.
 - What was not read is unknown: it is never shown as good news, neither as zero nor as "none".
 - While one cluster does not respond, what the other one tells is shown; for a link that copies nothing any more the target suffices.
 - A topic that the link has copied and the source no longer has is blocked; one that the target alone lacks is waiting; one that
@@ -37,6 +38,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.mirror.state.claims_record import Waiting
 
 WAITS_AFTER_S = 10.0
+STILL_AFTER_S = 25  # a micro-batch takes up to 10 s in tail mode
 _Named = TypeVar("_Named", TopicPartition, str)
 _SHOWN = 5  # reasons of one kind that are shown
 DELETED_ON_TARGET = (

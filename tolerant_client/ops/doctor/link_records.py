@@ -12,7 +12,7 @@ from tolerant_client.mirror.life.lost_copies import LOST_UNKNOWN, LostCopies
 from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
 from tolerant_client.mirror.state.carriers import START_UNTOLD
 from tolerant_client.mirror.state.claims import Run
-from tolerant_client.mirror.state.health import DELETE_COPY, DELETED_ON_SOURCE, by_reason, counted, names, utc
+from tolerant_client.mirror.state.health import DELETE_COPY, DELETED_ON_SOURCE, Health, by_reason, counted, names, utc
 from tolerant_client.mirror.state.ledger import UNREADABLE
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.ops.doctor.finding import Severity, Told, check, size, some
@@ -137,4 +137,5 @@ def blocked_findings(
             remedy,
         )
     for idle in mirror_reasons(link, mirrors) if mirrors is not None and not control.tells_no_start else ():
-        yield Told(Severity.WARNING, f"link {link}", idle.text, "Start the mirror, if it is to run now")
+        if idle.health is Health.UNKNOWN:  # one that waits for its partitions does run
+            yield Told(Severity.WARNING, f"link {link}", idle.text, "Start the mirror, if it is to run now")

@@ -10,6 +10,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.mirror.life.lens import MOST_AGES, SourceEnds, open_spans
+from tolerant_client.mirror.state.health import STILL_AFTER_S
 from tolerant_client.mirror.state.open_transactions import Held
 from tolerant_client.ops.monitoring.estimates import Ages, Rates, Standstill, sizes_by_topic
 from tolerant_client.ops.monitoring.link_clusters import LinkClusters, quietly
@@ -18,7 +19,6 @@ from tolerant_client.ops.service.link_state import LinkState, PartitionState
 _HELD_INTERVAL_S = 10.0
 _HELD_AFTER_MS = 5_000  # most transactions have ended by then
 _MOST_HELD = 50  # partitions for which the open transactions are asked
-_STILL_AFTER_MS = 25_000
 _SIZES_INTERVAL_S = 60.0
 _AGAIN_S = 5.0  # after a question failed
 
@@ -133,13 +133,13 @@ class PartitionWatch:
     def still(
         self, states: States, goals: Offsets, left_out: Collection[TopicPartition], now_ms: int
     ) -> dict[TopicPartition, int]:
-        """The partitions that have not moved for _STILL_AFTER_MS although there is something to copy, and since when."""
+        """The partitions that have not moved for STILL_AFTER_S although there is something to copy, and since when."""
         waiting = {
             p: known.position
             for p, known in states.items()
             if p not in left_out and known.position is not None and (known.copyable or known.position < goals.get(p, 0))
         }
-        return self._still.of(now_ms, waiting, _STILL_AFTER_MS)
+        return self._still.of(now_ms, waiting, 1000 * STILL_AFTER_S)
 
     def held(
         self,

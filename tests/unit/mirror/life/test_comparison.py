@@ -183,6 +183,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(resume_point, "read_ids", ids)
     monkeypatch.setattr(next_sequence, "describe_producers", producers)
+    monkeypatch.setattr(comparison, "copied_now", AsyncMock(return_value=frozenset()))  # no mirror runs
 
 
 async def no_rows(**_: Any) -> dict[TopicPartition, Any]:
@@ -382,6 +383,27 @@ def test_an_emptied_log_is_its_running_mirrors_to_judge(monkeypatch: pytest.Monk
         plan_report._differences(source, cast(Any, target), [P], ledger, CONTROL, policy)
     )
     assert (not stopped) == is_held and not losses and not told
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_loss_is_its_running_mirrors_to_settle_until_it_reports_a_block(
+    monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    """A status that sees it first calls nobody: its --on-loss may say that it resumes."""
+    monkeypatch.setattr(comparison, "copied_now", AsyncMock(return_value=frozenset({P} if is_held else ())))
+    found = compared(cast(Any, Log(batch(20), start=20, end=30)), Log(of_link(0), end=10))
+    assert found is not None
+    assert (found.differing.keys(), found.unsettled.keys()) == ((set(), {P}) if is_held else ({P}, set()))
+    (blocker,) = blockers([], {}, compared=found)
+    assert blocker.lasts != is_held
+    lost = "The source of orders-0 no longer has offsets 10 to 20: retention overtook the mirror; "
+    assert blocker.text == lost + (
+        "the running mirror resumes after them, pauses the partition or reports it as blocked, as its --on-loss says"
+        if is_held
+        else "resume after them with --on-loss continue (in the file of --config: tolerant.on.loss = continue), or"
+        " delete the target topic, with what only it has (compare both with tolerant-kafka verify first): the next start creates it"
+        " and fills it again"
+    )
 
 
 def test_what_running_mirrors_copy_is_what_they_hold_and_do_not_call_blocked(monkeypatch: pytest.MonkeyPatch) -> None:

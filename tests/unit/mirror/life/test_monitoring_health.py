@@ -163,6 +163,15 @@ def test_a_transaction_that_was_begun_just_now_is_none_that_anything_waits_for()
 
 def test_a_mirror_that_nobody_sees_is_not_healthy() -> None:
     assert mirror_reasons("dr", [replace(RUN, is_alive=True)]) == []
+    waits = replace(RUN, is_alive=True, pid=813, holds=False)
+    assert mirror_reasons("dr", [replace(RUN, is_alive=True), waits]) == []
+    assert mirror_reasons("dr", [RUN, waits]) == [
+        Reason(
+            Health.WAITING,
+            "no mirror of link dr copies: one runs on m1 (process 813), which holds no partition: it waits until they are free, and"
+            " copies nothing",
+        )
+    ], "RUN is dead, and held them up to a lease ago"
     (dead,) = mirror_reasons("dr", [RUN])
     assert dead.health is Health.UNKNOWN
     assert dead.text == (
@@ -480,6 +489,12 @@ def test_only_what_no_other_reason_names_is_told_to_stand_still() -> None:
     facts = LinkFacts(scope, looks, NOW_MS, False, {}, [], None, [], [run], "", "")
     assert facts.seems_still and facts.unexplained == [lag]
     assert not replace(facts, compared=Comparison({P: "another record"})).seems_still
+    unsettled = Comparison({}, unsettled={P: "retention overtook the mirror; it resumes, as its --on-loss says"})
+    assert not replace(facts, compared=unsettled).seems_still
+    found = status_by(control, mirrors=[run], looks=looks, compared=unsettled)
+    assert [(r.health, r.text) for r in found.reasons] == [(Health.WAITING, unsettled.unsettled[P])]
+    paused = replace(control, paused=frozenset({"orders"}))
+    assert status_by(paused, mirrors=[run], looks=looks, compared=unsettled).health is Health.PAUSED
     waits = replace(run, waiting={P: Waiting("no replicas", NOW_MS)})
     assert not replace(facts, mirrors=[waits]).seems_still
     longer = replace(control, copied={P: 40})

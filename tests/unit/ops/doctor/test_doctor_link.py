@@ -389,6 +389,8 @@ def test_a_log_that_differs_is_told_as_blocked_though_no_mirror_runs_and_so_is_t
     paused = replace(control, paused=frozenset({"orders"}))
     assert [f.severity for f in blocked_findings("dr", [], paused, {}, {ORDERS: why})] == [WARNING]
     assert list(blocked_findings("dr", None, control, {}, {})) == [], "the claims could not be read"
+    waits = Run("dr", "run-1", "m1", 812, 1, 2, is_alive=True, holds=False)
+    assert list(blocked_findings("dr", [waits], control, {}, {})) == [], "one runs, until its partitions are free"
     assert list(blocked_findings("dr", [], LinkControl(), {}, {})) == [], "no mirror was ever started"
 
 
