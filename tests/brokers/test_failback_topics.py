@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from support.mirror_link import (
     promoted,
     topics_of,
 )
+from support.moved_links import moved
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.engine.prepare import prepare_link
@@ -36,6 +38,7 @@ from tolerant_client.mirror.life.takeover import take_over
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.moves import at_home
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 
@@ -394,3 +397,21 @@ def test_a_link_back_whose_control_was_deleted_after_its_promotion_is_not_met_by
     assert failed_back(target, source, back, topics=topic).is_done
     mirror(target, source, topic, back)
     compare(target, source, topic)
+
+
+def test_a_promotion_is_after_the_last_move_to_its_source_though_its_link_was_started_before_that(
+    source: str, target: str
+) -> None:
+    """The links of a chain run all the time, and the machine that promotes the second may have the slower clock."""
+    topic, ahead_ms = "topics-chain", int(time.time() * 1000) + 3_600_000
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    mirror(source, target, topic, "chain-b")
+    upstream = moved(topic, ahead_ms, source_cluster_id="another-cluster")
+    with both(source, target) as (origin, copy):
+        origin.run(update_control, origin, "chain-a", lambda _: upstream)
+        promoted(source, target, "chain-b")
+        control = copy.run(read_control, copy, "chain-b")
+        source_id = origin.run(origin.cluster_id)
+    assert control.undoes[topic] == ahead_ms < control.primary_since[topic].since_ms
+    assert at_home({"chain-a": upstream}, {"chain-b": control}, source_id) == {topic: "chain-b"}

@@ -37,6 +37,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError, text_of
+from tolerant_client.mirror.engine.circles import links_into
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag
@@ -60,7 +61,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, T
 from tolerant_client.mirror.state.link_topics import begun_partitions, is_heartbeats
 from tolerant_client.mirror.state.map_rows import MappedTopics, say_over
 from tolerant_client.mirror.state.map_topic import copier_id, has_map, lost_map, map_partition
-from tolerant_client.mirror.state.moves import next_move_ms
+from tolerant_client.mirror.state.moves import last_moves, next_move_ms, undoes
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import read_ids
 
@@ -337,6 +338,15 @@ async def _mapped(of: PromotedLink, fenced: Collection[TopicPartition]) -> dict[
     return {}
 
 
+async def moves_to_undo(of: PromotedLink, source: Cluster) -> dict[str, int]:
+    """When topics of the link were last moved to its source, as the controls there say now; none if we may not read them."""
+    controls = None if of.is_translated else await links_into(source, None)
+    if controls is None:
+        return {}
+    moved = {source.topic_of(name) for name in last_moves(controls.links)}
+    return undoes(controls.links, filter(of.topics.writes, moved), source.wire_topic)
+
+
 async def _topics_moved_now(
     of: PromotedLink, begun: LinkControl, report: PromotionReport, unfenced: Collection[TopicPartition]
 ) -> dict[str, MovedTopic]:
@@ -350,7 +360,8 @@ async def _topics_moved_now(
     late = {p.topic for p in unfenced}
     there = await of.target.partitions({p.topic for p in report.partitions} - late - begun.primary_since.keys())
     ids = await read_ids(None, of.target, there)
-    since_ms = next_move_ms((await read_controls(of.target)).links.values(), int(time.time() * 1000))
+    known = (*(await read_controls(of.target)).links.values(), begun)
+    since_ms = next_move_ms(known, int(time.time() * 1000))
     names = [name for name in there if not is_heartbeats(of.topics, name)]
     return {name: MovedTopic(since_ms, ids.get(name, TopicIds()).target) for name in names}
 
@@ -365,7 +376,7 @@ async def write_end(
 ) -> None:
     """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good, without what is `gone`.
 
-    `begun` is the control that fence_own wrote, which is written again if it was deleted meanwhile.  If the target takes no record
+    `begun` is the control that fence_own wrote, with the moves_to_undo; it is written again if it was deleted meanwhile.  If the target takes no record
     of that size, it leaves out where they end, and at last which logs it found that the link had begun: then that is unknown later.
     """
     moved, cluster_id = await _topics_moved_now(of, begun, report, unfenced), await of.target.cluster_id()
@@ -381,10 +392,11 @@ async def write_end(
         end = end.with_gone(gone, is_translated=of.is_translated)
         end = of.with_found(end, producer_id) if end.is_fenced else end
         end = replace(end, primary_since={**now.primary_since, **moved}, target_cluster_id=cluster_id)
+        end = replace(end, undoes={**now.undoes, **begun.undoes})
         less = replace(end, copied_until={}, mapped=now.mapped)
         since_ms = max((topic.since_ms for topic in moved.values()), default=now.unsaid_since_ms)
         said = {name: topic for name, topic in now.primary_since.items() if name not in moved}
-        least = replace(less, begun=now.begun, primary_since=said, unsaid_since_ms=since_ms)
+        least = replace(less, begun=now.begun, primary_since=said, unsaid_since_ms=since_ms, undoes=now.undoes)
         return (end, less, least)[size]
 
     for size in range(3):

@@ -2,8 +2,9 @@
 
 Laws:
 - A promotion writes when it has moved each topic (LinkControl.primary_since): after every move that its target knows of, and after the
-  topic's last move to its source that the link's start, or failback, has seen there (`undoes`).  So the moves of a topic to and fro are
-  in one order, whatever the clocks say; where the controls could not be read, or the link was started before, the clocks decide.
+  topic's last move to its source that the link's start, failback, or `promote` has seen there (`undoes`).  So the moves of a topic to and
+  fro are in one order, whatever the clocks say; where the controls could not be read, or for a failover of a link that was started
+  before its source's own promotion, the clocks decide.
 - A move counts until a later one, also once its link begins again, and, on failback's target, while the topic has that id.
 - A move takes a topic on from a cluster if its link copies from there, or knew of the topic's last move to there.  A later move that
   does neither, such as the promotion of a link upstream that nobody needs any more, takes nothing away from that cluster.
