@@ -243,6 +243,7 @@ async def plan_everything(
         known = await with_own_id(target, link, control)
         stopped, losses, told = await _differences(source, target, list(reached), ledger, known, policy)
         warnings += told
+        unknown |= stopped.keys()
     stopping, of_paused = without_paused(stopped, control)
     refusals += stopping.values()
     warnings += of_paused

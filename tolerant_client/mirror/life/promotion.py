@@ -202,7 +202,7 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
     if will_do:
         await require_reading_right(of, owners.own)
         producer_id = await require_fencing_right(of)
-        undoing = await moves_to_undo(of, source)
+        undoing = await moves_to_undo(of, source, control)
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
             begun, fences, owners = await fence_own(of, control, partitions, producer_id)

@@ -338,12 +338,16 @@ async def _mapped(of: PromotedLink, fenced: Collection[TopicPartition]) -> dict[
     return {}
 
 
-async def moves_to_undo(of: PromotedLink, source: Cluster) -> dict[str, int]:
-    """When topics of the link were last moved to its source, as the controls there say now; none if we may not read them."""
+async def moves_to_undo(of: PromotedLink, source: Cluster, known: LinkControl) -> dict[str, int]:
+    """When topics of the link were last moved to its source, as the controls there say now; none if we may not read them.
+
+    Of a link whose control is `known` and that is promoted by half, not those that it has moved: these may have moved on since.
+    """
     controls = None if of.is_translated else await links_into(source, None)
     if controls is None:
         return {}
     moved = {source.topic_of(name) for name in last_moves(controls.links)}
+    moved -= known.primary_since.keys() if known.is_half_promoted else set()
     return undoes(controls.links, filter(of.topics.writes, moved), source.wire_topic)
 
 

@@ -254,10 +254,7 @@ async def _read_of_copying(
 def status_of(facts: LinkFacts, time_ms: int) -> LinkStatus:
     """What all that was read of a link says of it.  Pure."""
     scope, looks, rows = facts.scope, facts.looks, facts.rows
-    again = {
-        *(scope.lost.created_again if scope.lost is not None else ()),
-        *(facts.compared.lost if facts.compared is not None else ()),
-    }
+    again = {*(scope.lost.created_again if scope.lost is not None else ()), *facts.unlike}
     unknown = {*facts.unseen, *(scope.taken or ()), *scope.deleted, *again}
     there = [lag for lag in looks.second if lag.partition not in again]
     open_transactions = None if facts.is_source_away else tuple(facts.held)

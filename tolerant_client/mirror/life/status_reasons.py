@@ -147,6 +147,17 @@ class LinkFacts:
         return {} if self.compared is None else self.compared.differing
 
     @property
+    def unlike(self) -> Collection[TopicPartition]:
+        """Partitions that differ, so that how much of them is copied is unknown; with translated offsets the map says it of others."""
+        return (
+            self.differing.keys()
+            if not self.scope.is_translated
+            else ()
+            if self.compared is None
+            else self.compared.lost
+        )
+
+    @property
     def unsettled(self) -> Mapping[TopicPartition, str]:
         return {} if self.compared is None else self.compared.unsettled
 

@@ -101,10 +101,12 @@ class LinksBack(ControlFollower):
 
     def brought(self, control: LinkControl) -> set[str]:
         """Which topics a link copies back, or has brought home."""
-        last_ms = max(self._moved.values(), default=0)
-        if control.is_promoted and max(moved_topics(control).values(), default=0) <= last_ms:
-            return set()  # version 0.1 wrote no moments: what was before, and what after, is unknown
-        return {name for name, moved_ms in self._moved.items() if control.brings_back(name, self._moved_to, moved_ms)}
+        home = moved_topics(control) if control.is_promoted else None
+        return {
+            name
+            for name, moved_ms in self._moved.items()
+            if control.brings_back(name, self._moved_to, moved_ms) and (home is None or home.get(name, -1) > moved_ms)
+        }
 
 
 class WayBack(LinkWatch):

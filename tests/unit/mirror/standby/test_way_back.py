@@ -442,10 +442,20 @@ def test_a_link_of_other_topics_is_no_way_back(
 def test_a_promotion_that_is_not_later_leads_nobody_back(home: Home, watched: Watched) -> None:
     """Else clients would go to and fro for ever; of version 0.1 no moment is known."""
     over: dict[str, Any] = {"is_promotion_begun": True, "is_fenced": True}
-    home.has("B-A", back("orders", "audit", undoes=2, **over, primary_since={"orders": MovedTopic(2)}))
-    assert watched.control().is_unwritten
-    home.has("B-A", back("orders", "audit", undoes=2, **over, primary_since={"orders": MovedTopic(3)}))
-    assert watched.control().is_promoted
+    for orders, audit, leads in ((2, 2, False), (3, 2, False), (3, None, False), (3, 3, True)):
+        said = {name: MovedTopic(ms) for name, ms in (("orders", orders), ("audit", audit)) if ms is not None}
+        home.has("B-A", back("orders", "audit", undoes=2, **over, primary_since=said))
+        assert (watched.follows == "B-A") == leads
+
+
+def test_each_topic_has_its_own_last_move(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failover of the rest, which had no leader, is finished once the first topic has come home."""
+    late = replace(LEFT, primary_since={"orders": MovedTopic(2), "audit": MovedTopic(5)})
+    home.has("B-A", back("orders", undoes=2, is_promotion_begun=True, is_fenced=True))
+    for needs, leads in ((("orders",), True), (("audit",), False), ((), False)):
+        one = Watched(home, monkeypatch, *needs, left=late)
+        assert (one.follows == "B-A") == leads
+        one.close()
 
 
 @pytest.mark.parametrize("unknown", ["silent", "hidden", "knows no topic yet"])
