@@ -387,7 +387,7 @@ async def _check_link(
         others.require_none()
     planned = without_topics(planned, others.refused)
     copied = [source.wire_topic(topic.name) for topic in planned.topics.copied]
-    into_source = await links_into(source)
+    into_source = await links_into(source, None)  # what a move had no room to say, `begun` says
     unseen = await refuse_circle(source, target, copied, link, into_source)
     if has_start:
         require_all_led(planned.waiting)

@@ -61,7 +61,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, T
 from tolerant_client.mirror.state.link_topics import begun_partitions, is_heartbeats
 from tolerant_client.mirror.state.map_rows import MappedTopics, say_over
 from tolerant_client.mirror.state.map_topic import copier_id, has_map, lost_map, map_partition
-from tolerant_client.mirror.state.moves import last_moves, next_move_ms, undoes
+from tolerant_client.mirror.state.moves import next_move_ms, seen_moves, undoes
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import read_ids
 
@@ -346,7 +346,7 @@ async def moves_to_undo(of: PromotedLink, source: Cluster, known: LinkControl) -
     controls = None if of.is_translated else await links_into(source, None)
     if controls is None:
         return {}
-    moved = {source.topic_of(name) for name in last_moves(controls.links)}
+    moved = {source.topic_of(name) for name in seen_moves(controls.links)}
     moved -= known.primary_since.keys() if known.is_half_promoted else set()
     return undoes(controls.links, filter(of.topics.writes, moved), source.wire_topic)
 
@@ -364,7 +364,7 @@ async def _topics_moved_now(
     late = {p.topic for p in unfenced}
     there = await of.target.partitions({p.topic for p in report.partitions} - late - begun.primary_since.keys())
     ids = await read_ids(None, of.target, there)
-    known = (*(await read_controls(of.target)).links.values(), begun)
+    known = (*(await read_controls(of.target, None)).links.values(), begun)
     since_ms = next_move_ms(known, int(time.time() * 1000))
     names = [name for name in there if not is_heartbeats(of.topics, name)]
     return {name: MovedTopic(since_ms, ids.get(name, TopicIds()).target) for name in names}

@@ -2,7 +2,8 @@
 
 Laws:
 - A promotion writes when it has moved each topic (LinkControl.primary_since): after every move that its target knows of, and after the
-  topic's last move to its source that the link's start, failback, or `promote` has seen there (`undoes`).  So the moves of a topic to and
+  topic's last move to its source that the link's start, failback, or `promote` has seen there (`undoes`), or that a link which copies it
+  to there had seen so: a way home may go over a third cluster.  So the moves of a topic to and
   fro are in one order, whatever the clocks say; where the controls could not be read, or for a failover of a link that was started
   before its source's own promotion, the clocks decide.
 - A move counts until a later one, also once its link begins again, and, on failback's target, while the topic has that id.
@@ -67,7 +68,7 @@ def taken_on(
         if there_ms is not None and moved_ms <= there_ms:
             return False
         knew = there_ms is not None and control.undoes.get(name, -1) >= there_ms
-        return knew or cluster_id is None or control.source_cluster_id == cluster_id
+        return knew or cluster_id is None or control.may_copy_from(cluster_id)
 
     return {name: move.link for name, move in _last(links, counts).items()}
 
@@ -98,10 +99,20 @@ def at_home(
     return taken_on(into_target, since, source_id)
 
 
+def seen_moves(links: Mapping[str, LinkControl]) -> dict[str, int]:
+    """When each topic was last moved to the cluster of these links, or to another one whose moves a link that copies it there knows of."""
+    found = {name: move.since_ms for name, move in last_moves(links).items()}
+    for control in links.values():
+        for name, since_ms in control.undoes.items():
+            if control.writes(name):
+                found[name] = max(found.get(name, -1), since_ms)
+    return found
+
+
 def undoes(links: Mapping[str, LinkControl], topics: Iterable[str], wire_topic: Callable[[str], str]) -> dict[str, int]:
-    """When these topics were last moved to the cluster of these links, whose name of each is its `wire_topic`."""
-    moves = last_moves(links)
-    return {name: moves[there].since_ms for name in topics if (there := wire_topic(name)) in moves}
+    """When these topics were last moved, as seen_moves; the name of each on the cluster of these links is its `wire_topic`."""
+    moves = seen_moves(links)
+    return {name: moves[there] for name in topics if (there := wire_topic(name)) in moves}
 
 
 def next_move_ms(links: Collection[LinkControl], now_ms: int) -> int:

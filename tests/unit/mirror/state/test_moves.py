@@ -47,6 +47,8 @@ def test_a_topic_is_home_if_it_was_moved_there_after_its_last_move_away() -> Non
         ({"there": moved("orders", 5)}, {"ring": moved("orders", 9, undoes={"orders": 7}, **of_c)}, {"orders"}),
         ({"there": moved("orders", 8)}, {"ring": moved("orders", 9, undoes={"orders": 7}, **of_c)}, set()),
         ({"there": moved("orders")}, {"upstream": moved("orders", 9, **of_c), "back": back}, both),
+        # A failover that had no control did not learn where its link copied from.
+        ({"there": moved("orders")}, {"back": moved("orders", 2, source_cluster_id=None)}, {"orders"}),
         # Version 0.1 did not write when it was.
         ({"there": moved("orders", primary_since={})}, {"back": moved("orders", 2)}, {"orders"}),
         ({"there": moved("orders")}, {"back": moved("orders", primary_since={})}, set()),
@@ -101,6 +103,18 @@ def test_a_move_comes_after_all_that_its_cluster_and_its_links_know() -> None:
     assert next_move_ms([moved("orders"), LinkControl(undoes={"orders": 200})], 100) == 201
     assert next_move_ms([moved("orders", 300), LinkControl(undoes={"orders": 200})], 100) == 301
     assert next_move_ms([replace(moved("orders", 300), is_promotion_begun=False)], 100) == 301
+
+
+def test_a_way_home_over_a_third_cluster_takes_on_what_the_link_to_there_knew() -> None:
+    """A-B was promoted, B-C copies on, and C-A is failed over when B and C are lost; nothing was ever moved to C."""
+    there = {"A-B": moved("orders", 5)}
+    copies = LinkControl(
+        source_cluster_id="b", topics=LinkTopics.of("orders").to_json(), undoes=undoes(there, ["orders"], str)
+    )
+    others = replace(copies, topics=LinkTopics.of("users").to_json())
+    for into_c, home in (({"B-C": copies}, {"orders"}), ({"B-C": others}, set()), ({}, set())):
+        back = moved("orders", 9, source_cluster_id="c", undoes=undoes(into_c, ["orders"], str))
+        assert at_home(there, {"C-A": back}, "b").keys() == home
 
 
 def test_a_link_undoes_the_last_moves_of_its_topics_to_its_source() -> None:
