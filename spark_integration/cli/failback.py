@@ -40,7 +40,7 @@ def failback(
     Without --topics it prepares those of the promoted link that it undoes, as far as they are not home yet: of several links,
     of the one with the topics that it had last, or with its name.
     Afterwards start the mirror of the link back like any other.
-    Exit codes: 0 ready, 3 something is in the way, or all is home already; nothing was written.
+    Exit codes: 0 ready, 3 something blocks it, or all is home already; nothing was written.
     """
     given = given_link(which, needs_source=True)
     if discard_diverged:
@@ -69,7 +69,7 @@ def _show(report: FailbackReport, start: str, *, has_file: bool) -> None:
         lost = lost or ("" if p.is_proved else "nothing is left to compare")
         table.add_row(p.topic, str(p.partition), f"{p.shared_until:,}", f"{p.to_copy:,}", lost)
     print_table(table)
-    echo_each("in the way", report.blockers)
+    echo_each("blocker", report.blockers)
     echo_each("warning", report.warnings)
     for name in report.deleted_topics:
         what = "would be" if report.is_dry_run else "was"

@@ -43,7 +43,7 @@ def promote(
     no transaction is open, and nobody writes.  Then it fences every process of the link, moves the groups a last time, and
     reports every partition's position and which groups were moved or left.  Only failback leads back, because each partition
     of the target has gained a marker.  What another link, or somebody else, has written is left unchanged, and named.
-    Exit codes: 0 promoted; 3 not promoted, because something is in the way (nothing was written), or promoted except for
+    Exit codes: 0 promoted; 3 not promoted, because something blocks it (nothing was written), or promoted except for
     what the report names: is_begun in --json tells these apart.
     """
     given = given_link(which, groups, needs_source=True)
@@ -156,7 +156,7 @@ def _show(report: PromotionReport) -> None:
     echo_each("warning", report.warnings)
     echo_each("not promoted", report.not_promoted)
     echo_each("left behind", (*((report.left_behind,) if report.left_behind else ()), *report.unknown_left))
-    echo_each("in the way", report.blockers)
+    echo_each("blocker", report.blockers)
     if report.is_done:
         echo(f"Link {report.link} is promoted: nothing of it writes to the target any more")
     elif report.is_begun:
@@ -166,6 +166,6 @@ def _show(report: PromotionReport) -> None:
     elif report.is_dry_run and not report.blockers:
         echo(f"Link {report.link} could be promoted now; nothing was written")
     elif report.is_dry_run and report.action == "failover" and report.partitions:  # it leaves what it cannot fence
-        echo(f"Link {report.link} could be promoted in part now, without what is in the way; nothing was written")
+        echo(f"Link {report.link} could be promoted in part now, without what is named; nothing was written")
     else:
         echo(f"Link {report.link} was not promoted; nothing was written")

@@ -27,7 +27,7 @@ def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
     """Continue where MirrorMaker 2 stopped, on the same target topics. Stop it first; start the mirror afterwards.
 
     If the copies have the source's offsets, they are adopted.  Otherwise the flow needs tolerant.offsets = translated,
-    and copying begins after the last record on the target.  Exit codes: 0 ready, 3 something is in the way, nothing was
+    and copying begins after the last record on the target.  Exit codes: 0 ready, 3 something blocks it, nothing was
     written.
     """
     link = link_of_file(config, flow)
@@ -39,7 +39,7 @@ def take_over(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, a
 def hand_back(config: Mm2File, flow: FlowName = None, dry_run: DryRun = False, as_json: Json = False) -> None:
     """Let MirrorMaker 2 continue where this mirror stopped. Stop the mirror first; start MirrorMaker 2 afterwards.
 
-    From then on the mirror refuses to copy this flow, until take-over.  Exit codes: 0 ready, 3 something is in the way,
+    From then on the mirror refuses to copy this flow, until take-over.  Exit codes: 0 ready, 3 something blocks it,
     nothing was written.
     """
     link = link_of_file(config, flow)
@@ -63,12 +63,12 @@ def _show_taken(config: Path, report: TakeoverReport) -> None:
         position, committed = (f"{offset:,}" if offset >= 0 else "unknown" for offset in (p.position, p.committed))
         table.add_row(p.topic, str(p.partition), "identical" if p.is_identical else "others", position, committed)
     print_table(table)
-    echo_each("in the way", report.blockers)
+    echo_each("blocker", report.blockers)
     echo(f"Ready: start tolerant-kafka mirror --config {config}" if report.is_done else "Nothing was written")
 
 
 def _show_handed(report: HandBackReport) -> None:
     for p in report.partitions:
         echo(f"{p.topic}-{p.partition}: MirrorMaker 2 resumes at {p.after:,} instead of {p.before:,}")
-    echo_each("in the way", report.blockers)
+    echo_each("blocker", report.blockers)
     echo("Ready: start MirrorMaker 2" if report.is_done else "Nothing was written")

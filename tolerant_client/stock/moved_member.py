@@ -234,11 +234,13 @@ class MovedMember(GroupCommits):
             self._committing -= 1
 
     def _lose_partitions(self) -> None:
-        """Others have joined, so they may own the partitions of this member: it joins as one that has lost them."""
+        """Others have joined (or its own former membership has not ended), so they may own the partitions of this member: it joins as one that has lost them."""
         self._stage = Stage.OUTSIDE
         self._committed.clear()
         log.warning(
-            "Group %s: other members have joined before this one came: it has lost its partitions", self.group_id
+            "Group %s: it has members on this cluster already (others, or this client's former membership until its session"
+            " ends): this member has lost its partitions",
+            self.group_id,
         )
 
     def _handle_offset_commit_response(self, offsets: Offsets, send_time: float, response: Any) -> Any:

@@ -36,7 +36,7 @@ class Input(IntEnum):
     SUSPECT = 1
     HOLD = 2
     DOUBT = 3
-    ANSWERED = 4
+    RESPONDED = 4
     RESEND = 5
     FAIL = 6
 
@@ -47,7 +47,7 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.IN_FLIGHT, Input.SUSPECT): State.ODD,
     (State.IN_FLIGHT, Input.HOLD): State.HELD,
     (State.IN_FLIGHT, Input.DOUBT): State.DOUBTED,
-    (State.IN_FLIGHT, Input.ANSWERED): State.COMPLETED,
+    (State.IN_FLIGHT, Input.RESPONDED): State.COMPLETED,
     (State.IN_FLIGHT, Input.RESEND): State.REQUEUED,
     (State.IN_FLIGHT, Input.FAIL): State.FAILED,
     (State.ODD, Input.HOLD): State.HELD,
@@ -55,7 +55,7 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.ODD, Input.RESEND): State.REQUEUED,
     (State.ODD, Input.FAIL): State.FAILED,
     (State.HELD, Input.DOUBT): State.DOUBTED,
-    (State.HELD, Input.ANSWERED): State.COMPLETED,
+    (State.HELD, Input.RESPONDED): State.COMPLETED,
     (State.HELD, Input.RESEND): State.REQUEUED,
     (State.HELD, Input.FAIL): State.FAILED,
     (State.DOUBTED, Input.RESEND): State.REQUEUED,

@@ -50,7 +50,7 @@ class Settlement:
     def complete(self, entry: InFlightRequest, response: Any, now: float) -> None:
         """Hands `response` to the caller."""
         del self._requests[entry.correlation_id]
-        entry.move(Input.ANSWERED)
+        entry.move(Input.RESPONDED)
         self.surplus = 0
         self._events.append(Completed(entry.api, entry.correlation_id, entry, response, now - entry.first_sent_at))
 

@@ -969,7 +969,12 @@ def test_a_commit_that_is_refused_before_there_is_a_membership_does_not_end_the_
     ],
 )
 def test_a_refused_commit_tells_that_others_have_joined_only_before_the_member_has_stopped(
-    member: TolerantCoordinator, monkeypatch: pytest.MonkeyPatch, stage: str, error: str, then: str
+    member: TolerantCoordinator,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stage: str,
+    error: str,
+    then: str,
 ) -> None:
     async def refuse(*_: Any) -> None:
         raise Errors.CommitFailedError
@@ -980,6 +985,7 @@ def test_a_refused_commit_tells_that_others_have_joined_only_before_the_member_h
     with pytest.raises(getattr(Errors, error)):
         member._net.run(member._send_offset_commit_request, {})
     assert member._stage is moved_member.Stage[then]
+    assert ("or this client's former membership until its session ends" in caplog.text) == (then == "OUTSIDE")
 
 
 def test_a_member_reads_on_until_its_former_commits_are_made_and_joins_when_others_may_have_stopped(

@@ -44,6 +44,7 @@ from tolerant_client.mirror.life.promotion_blockers import (
     copied_besides,
     lacking_blockers,
     named,
+    news,
     not_fenced,
 )
 from tolerant_client.mirror.life.promotion_groups import move_groups
@@ -342,10 +343,10 @@ async def _wait(
     Returns the positions of both sides, what blocks the promotion, the differences in partitions that it does not wait for, and what
     of the blockers says that translated copies are lost.  While
     something blocks it, how far logs with identical offsets are copied is unknown where they differ, or were not compared.
-    Checks the partitions of the link's topics and those `besides`.  Tells what it waits for whenever that changes.  Raises
-    OptionError if the source has nothing of the link.
+    Checks the partitions of the link's topics and those `besides`.  Tells each cause for which it waits once.  Raises OptionError if
+    the source has nothing of the link.
     """
-    told = ""
+    told: set[str] = set()
     # May be partitions that the file no longer names, if the mirror runs with an older file.
     moving: set[TopicPartition] = set()
     deadline = time.monotonic() + deadline_s
@@ -385,10 +386,8 @@ async def _wait(
             lost = [blocker.text for blocker in lacking_blockers(sorted_out._replace(deleted=[], unmade=[]))]
             lost += [compared.differing[p] for p in sorted(compared.lost)] if compared is not None else []
             return ends, [blocker.text for blocker in found], differing, lost
-        text = f"waiting: {'; '.join(blocker.text for blocker in found)}"
-        if found and deadline_s and text != told:
-            told = text
-            tell(text)
+        if deadline_s and (new := news(found, told)):
+            tell(f"waiting: {'; '.join(new)}")
         before = {e.partition: e for e in ends}
         await source.net.sleep(_LOOK_S)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -25,10 +25,23 @@ def named(partitions: Iterable[TopicPartition]) -> str:
 
 
 class Blocker(NamedTuple):
-    """Why a link cannot be promoted now; waiting does not remove one that `lasts`."""
+    """Why a link cannot be promoted now; waiting does not remove one that `lasts`.
+
+    Who waits tells each cause once (news).  These are `causes`, or the text where there are none: a text with numbers, or with the
+    partitions of this moment, is another one with each look.
+    """
 
     text: str
     lasts: bool = False
+    causes: Collection[str] = ()
+
+
+def news(found: Iterable[Blocker], told: set[str]) -> list[str]:
+    """The texts of the blockers with a cause that was not `told` yet; from then on it was."""
+    new = [(blocker.text, {*blocker.causes} or {blocker.text}) for blocker in found]
+    texts = [text for text, causes in new if causes - told]
+    told.update(*(causes for _, causes in new))
+    return texts
 
 
 def blockers(
@@ -56,11 +69,11 @@ def blockers(
     for why, members in list(by_reason(refused).items())[:_SENTENCES]:
         found.append(Blocker(f"{names_of(members)} could not be compared: {why}", lasts=True))
     for why, members in list(by_reason({**open_there, **emptied}).items())[:_SENTENCES]:
-        found.append(Blocker(f"{names_of(members)} could not be compared: {why}"))
+        found.append(Blocker(f"{names_of(members)} could not be compared: {why}", causes=[f"not compared: {why}"]))
     found += [Blocker(text) for text in list(unsettled.values())[:_SENTENCES]]
     if unread:
         text = f"partitions could not be compared with the source's this time: {named(unread)}; try again"
-        found.append(Blocker(text))
+        found.append(Blocker(text, causes=["unread"]))
     if compared is None and (filled := [e for e in known if e.position]):
         text = (
             f"whether {some(map(str, filled))} is a copy of the source's log is unknown: the control on the target does not say (any"
@@ -79,20 +92,22 @@ def blockers(
     if waiting := [e for e in lagging if not control.pauses(e.partition)]:
         what = some(f"{e} {e.copyable:,}" for e in waiting)
         count = sum(e.copyable for e in waiting)
-        found.append(Blocker(f"{counted_are(count, 'offset')} not copied yet: {what}{control.limit_words()}"))
+        text = f"{counted_are(count, 'offset')} not copied yet: {what}{control.limit_words()}"
+        found.append(Blocker(text, causes=["not copied yet"]))
     for why, members in list(by_reason({e.partition: e.untold for e in known if e.untold}).items())[:_SENTENCES]:
         text = (
             f"how much of {names_of(members)} is not copied is unknown: {why}; run this again once the source tells it, or, if its broker"
             f" is gone for good, tolerant-kafka failover {of_target}{topics}, which does not ask the source"
         )
-        found.append(Blocker(text))
+        found.append(Blocker(text, causes=[f"untold: {why}"]))
     if opened := [e for e in known if e.open_offsets]:
         what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable_end} on" for e in opened)
         text = f"transactions are open on the source, nothing after their first records is copied: {what}"
-        found.append(Blocker(text))
+        found.append(Blocker(text, causes=[f"open: {e}" for e in opened]))
     ends = {p: e.source_end for p, e in before.items() if e.source_end is not None}
     if grown := [e for e in known if e.source_end is not None and e.source_end != ends.get(e.partition, e.source_end)]:
-        found.append(Blocker(f"producers still write to the source: {some(map(str, grown))}; stop them"))
+        text = f"producers still write to the source: {some(map(str, grown))}; stop them"
+        found.append(Blocker(text, causes=[f"written: {e.partition.topic}" for e in grown]))
     return found
 
 
@@ -104,9 +119,10 @@ def lacking_blockers(lacking: Lacking) -> list[Blocker]:
         found.append(Blocker(f"{named(gone)}: {TRANSLATED_COPY_DELETED}", lasts=True))
     if deleted:
         text = f"{named(deleted)}: not on the target any more; start the mirror again, which creates and fills them"
-        found.append(Blocker(text))
+        found.append(Blocker(text, causes=[f"deleted: {p.topic}" for p in deleted]))
     if unmade:
-        found.append(Blocker(f"{named(unmade)}: not on the target yet; let the mirror run until it has created them"))
+        text = f"{named(unmade)}: not on the target yet; let the mirror run until it has created them"
+        found.append(Blocker(text, causes=[f"unmade: {p.topic}" for p in unmade]))
     return found
 
 
@@ -115,7 +131,8 @@ def copied_besides(ends: Iterable[PartitionLag]) -> list[Blocker]:
     if not (late := [e.partition for e in ends if e.copyable]):
         return []
     text = f"a mirror still copies {named(late)}, which the file does not name (any more)"
-    return [Blocker(f"{text}: restart it with this file, then run this again; or wait until it has copied them")]
+    text += ": restart it with this file, then run this again; or wait until it has copied them"
+    return [Blocker(text, causes=[f"besides: {p.topic}" for p in late])]
 
 
 def not_fenced(

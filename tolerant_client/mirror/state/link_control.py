@@ -365,8 +365,8 @@ class LinkControl:
             if source is None and not target.file_options:
                 both = f"--source SOURCE {given}"
             raise LinkPromotedError(
-                f"Link {link} is being promoted, and nothing is copied into its target any more; if no promotion runs now:"
-                f" {unfinished(self, given, both)[0]}"
+                f"Link {link} is being promoted: nothing is copied into its target any more, and its mirrors end. While promote or"
+                f" failover runs, nothing is left to do; if none runs any more, {unfinished(self, given, both)[0]}"
             )
         if self.is_promotion_begun or self.is_fenced:
             is_translated = self.map_id is not None  # failback is for equal offsets

@@ -117,7 +117,7 @@ def select_topics(topics: LinkTopics | str, available: Mapping[str, object], clu
 def _offer(names: Sequence[str], cluster: str) -> str:
     """What to say of the topics that a cluster has, where a regular expression matches none of them."""
     if not names:
-        return f"the {cluster} has no topic that can be copied: internal ones never are"
+        return f"the {cluster} has no topics but internal ones, which are not copied"
     more = f" and {counted(len(names) - _OFFERED, 'more topic')}" if len(names) > _OFFERED else ""
     return (
         f"the {cluster} has {', '.join(names[:_OFFERED])}{more} (internal ones are left out): give a regular expression for whole"

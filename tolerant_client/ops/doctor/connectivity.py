@@ -25,7 +25,7 @@ class Stage(enum.IntEnum):
     CONNECTION = 2
     TLS = 3
     LOGIN = 4
-    ANSWER = 5
+    RESPONSE = 5
     SPOKEN = 6
 
 

@@ -94,7 +94,7 @@ class _Trial:
             self._read_certificate()
             if self._probe.speaks_tls is False:
                 return None
-        self._reached(Stage.ANSWER)
+        self._reached(Stage.RESPONSE)
         with Cluster({**self._config, "bootstrap_servers": [str(address)]}, name=str(address)) as cluster:
             try:
                 cluster.run(self._speak, cluster)
@@ -142,8 +142,8 @@ class _Trial:
         elif any(isinstance(one, OptionError) for one in chain):
             stage = Stage.LOGIN  # no token or ticket could be obtained
         else:
-            stage = Stage.ANSWER
-        if stage is Stage.ANSWER and not protocol.endswith("SSL"):
+            stage = Stage.RESPONSE
+        if stage is Stage.RESPONSE and not protocol.endswith("SSL"):
             self._read_certificate()  # does it require TLS?
         self._failed(stage, words)
 

@@ -24,7 +24,7 @@ from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life import left_behind, owners, promotion, promotion_steps, promotion_view
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_blockers
+from tolerant_client.mirror.life.promotion_blockers import Blocker, blockers, lacking_blockers, news
 from tolerant_client.mirror.life.promotion_report import PromotionReport, unmade_texts
 from tolerant_client.mirror.logs.committed import Committed
 from tolerant_client.mirror.state import link_topics, map_rows
@@ -544,10 +544,26 @@ def test_what_no_waiting_cures_is_not_waited_for(world: World, changes: dict[str
     assert world.looks == 2 and len(world.told) == 1
 
 
-def test_what_is_waited_for_is_told_when_it_changes(world: World) -> None:
-    world.later = [ends(8, 10, 10)] * 5 + [ends(9, 10, 10)] * 3 + [ends(10, 10, 10)]
+def test_each_cause_for_which_a_promotion_waits_is_told_once(world: World) -> None:
+    """A producer that goes on writing: offsets that are not copied yet come and go, and so does its growth."""
+    written = [ends(8, 10, 10), ends(11, 12, 12), ends(12, 12, 12), ends(13, 14, 14), ends(14, 17, 17)] * 3
+    world.later = [*written, ends(17, 17, 17), ends(17, 17, 17)]
     assert world.promote(deadline_s=60.0).is_done
-    assert [text.split(" not copied")[0] for text in world.told] == ["waiting: 2 offsets are", "waiting: 1 offset is"]
+    assert world.told == [
+        "waiting: 2 offsets are not copied yet: orders-0 2",
+        "waiting: producers still write to the source: orders-0; stop them",
+    ]
+
+
+def test_a_topic_that_is_written_to_later_is_a_cause_of_its_own() -> None:
+    told: set[str] = set()
+
+    def writing(*topics: str) -> list[str]:
+        lags = [PartitionLag(TopicPartition(topic, 0), 5, 5, 5) for topic in topics]
+        before = {e.partition: replace(e, source_end=4) for e in lags}
+        return news(blockers(lags, before, compared=Comparison({})), told)
+
+    assert [len(writing(*topics)) for topics in (["a"], ["a"], ["b"], ["a", "b"], ["b", "c"])] == [1, 0, 1, 0, 1]
 
 
 def test_a_promotion_that_was_begun_leaves_out_what_no_mirror_can_make_any_more(world: World) -> None:

@@ -375,7 +375,7 @@ def test_a_promotion_that_another_command_has_begun_and_not_finished_is_told(
     world.ends, half = ends(5, 10, 10), by_another(world.control, is_fenced=False)
     sleeps(monkeypatch, world, half)
     with pytest.raises(
-        LinkPromotedError, match="is being promoted, .*; if no promotion runs now: .* run again"
+        LinkPromotedError, match="is being promoted: .*its mirrors end.* if none runs any more, its .* run again"
     ) as caught:
         world.promote(is_dry_run=is_dry_run)
     assert exit_code(caught.value) == 2 and world.control == half and "fence" not in world.done

@@ -517,17 +517,17 @@ def probe(stage: Stage, error: str = "", **more: Any) -> Probe:
         ),
         (probe(Stage.LOGIN, "Authentication failed"), "SASL_SSL", "refuses our login", "user and password"),
         (probe(Stage.LOGIN, "UnsupportedSaslMechanismError"), "SASL_SSL", "does not offer our SASL", "sasl.mechanism"),
-        (probe(Stage.ANSWER, "closed", speaks_tls=True), "PLAINTEXT", "speaks TLS", "security.protocol to SSL"),
+        (probe(Stage.RESPONSE, "closed", speaks_tls=True), "PLAINTEXT", "speaks TLS", "security.protocol to SSL"),
         (
-            probe(Stage.ANSWER, "closed", speaks_tls=True),
+            probe(Stage.RESPONSE, "closed", speaks_tls=True),
             "SASL_PLAINTEXT",
             "speaks TLS",
             "security.protocol to SASL_SSL",
         ),
-        (probe(Stage.ANSWER, "nothing within 5 s"), "PLAINTEXT", "does not respond", "hangs"),
-        (probe(Stage.ANSWER, "timed out"), "PLAINTEXT", "does not respond", "hangs"),
-        (probe(Stage.ANSWER, "not answered within its timeout"), "SASL_SSL", "does not respond", "hangs"),
-        (probe(Stage.ANSWER, "closed"), "PLAINTEXT", "require a login (SASL)", "security.protocol"),
+        (probe(Stage.RESPONSE, "nothing within 5 s"), "PLAINTEXT", "does not respond", "hangs"),
+        (probe(Stage.RESPONSE, "timed out"), "PLAINTEXT", "does not respond", "hangs"),
+        (probe(Stage.RESPONSE, "not answered within its timeout"), "SASL_SSL", "does not respond", "hangs"),
+        (probe(Stage.RESPONSE, "closed"), "PLAINTEXT", "require a login (SASL)", "security.protocol"),
     ],
 )
 def test_failed_connection_in_plain_words(one: Probe, protocol: str, words: str, remedy: str) -> None:
@@ -633,13 +633,13 @@ def test_probe_says_at_which_stage_it_ended(tmp_path: Path) -> None:
     assert probed(free).stage is Stage.CONNECTION
     assert probed("no-such-host.invalid:9092").stage is Stage.NAME
     with listening() as plain:
-        assert (probed(plain).stage, probed(plain, security_protocol="SSL").stage) == (Stage.ANSWER, Stage.TLS)
+        assert (probed(plain).stage, probed(plain, security_protocol="SSL").stage) == (Stage.RESPONSE, Stage.TLS)
         assert probed(plain, security_protocol="SSL").speaks_tls is False
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(self_signed(tmp_path))
     with listening(context) as secured:
         mistaken = probed(secured)
-        assert (mistaken.stage, mistaken.speaks_tls) == (Stage.ANSWER, True)
+        assert (mistaken.stage, mistaken.speaks_tls) == (Stage.RESPONSE, True)
         untrusted = probed(secured, security_protocol="SSL")
         assert untrusted.stage is Stage.TLS and "CERTIFICATE_VERIFY_FAILED" in untrusted.error
         assert (
@@ -651,7 +651,7 @@ def test_silent_address_ends_in_time() -> None:
     began = time.monotonic()
     with listening(is_silent=True) as silent:
         one = probed(silent)
-    assert one.stage is Stage.ANSWER and one.error
+    assert one.stage is Stage.RESPONSE and one.error
     assert time.monotonic() - began < 10
     assert "does not respond" in next(address_findings("source", "PLAINTEXT", [one], 0)).evidence
 

@@ -23,7 +23,7 @@ AWAY = ("orders-1 cannot be fenced: it has no leader",)
         (PromotionReport("failover", "dr", True, False, (PART,)), "could be promoted now; nothing was written"),
         (
             PromotionReport("failover", "dr", True, False, (PART,), AWAY),
-            "could be promoted in part now, without what is in",
+            "could be promoted in part now, without what is named",
         ),
         (PromotionReport("failover", "dr", True, False, (), AWAY), "was not promoted; nothing was written"),
         (PromotionReport("promote", "dr", True, False, (PART,), AWAY), "was not promoted; nothing was written"),
