@@ -6,6 +6,7 @@ import re
 import shlex
 import time
 from collections.abc import Collection, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from support.mirror_link import (
     topics_of,
 )
 from support.moved_links import moved
+from tolerant_client import KafkaProducer
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.engine.prepare import prepare_link
@@ -199,8 +201,15 @@ def test_what_came_home_while_the_failover_of_the_rest_had_to_wait_stays_home(
     mirror(target, source, first, back)
     promoted(target, source, back)
     append_records(source, first, 4, first=500)
+    standby: Any = {"bootstrap_servers": source, "standby": {"bootstrap_servers": target}, "link": link}
+    with closing(KafkaProducer(**standby)) as client:
+        client.send(first, b"at home").get(20)
+        there = ends(target, first)
+        failed_over(target, link)  # of what is left of it
+        time.sleep(3.0)  # in which the client would have left
+        client.send(first, b"at home").get(20)
+    assert ends(target, first) == there
     at_home = ends(source, first)
-    failed_over(target, link)  # of what is left of it
     append_records(target, second, 3, first=100)
     found = failed_back(target, source, f"{back}-2", discards=True)
     assert found.is_done and found.topics == second and {p.topic for p in found.partitions} == {second}
