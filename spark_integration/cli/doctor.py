@@ -106,7 +106,8 @@ def doctor(
     else:
         name = which.link or _meant(clusters)
         asks_control = topics is None and (which.link is not None or len(clusters) > 1)
-        subjects = [Subject(clusters, chosen, name, options=link_options(given, name), asks_control=asks_control)]
+        options, is_named = link_options(given, name), which.link is not None
+        subjects = [Subject(clusters, chosen, name, options=options, asks_control=asks_control, is_named=is_named)]
 
     codes, reports = set(), []
     for subject in subjects:

@@ -19,6 +19,7 @@ from tolerant_client.errors import (
     LinkPromotedError,
     LoginRefusedError,
     OptionError,
+    OrdersHiddenError,
     TargetClaimedError,
     text_of,
 )
@@ -36,6 +37,7 @@ _NOT_BEGUN: Final = (
     ClusterUnreachableError,
     LinkPromotedError,
     LoginRefusedError,
+    OrdersHiddenError,
     TargetClaimedError,
 )
 

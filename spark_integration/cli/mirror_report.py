@@ -81,8 +81,10 @@ class MirrorReport:
 
     def __str__(self) -> str:
         what = counted(self.offsets, "offset") if self.counts_offsets else counted(self.records, "record")
-        least = "at least " if self.is_least else ""
-        return f"{least}{what} of {counted(len(self.topics), 'topic')} copied in {self.seconds:.1f} s"
+        of = f"of {counted(len(self.topics), 'topic')}"
+        if self.is_least and not (self.offsets if self.counts_offsets else self.records):
+            return f"no record {of} is known to have been copied in {self.seconds:.1f} s"
+        return f"{'at least ' if self.is_least else ''}{what} {of} copied in {self.seconds:.1f} s"
 
     def to_json(self) -> dict[str, Any]:
         return {

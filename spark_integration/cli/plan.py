@@ -110,5 +110,5 @@ def _lines(found: LinkPlan) -> Iterator[str]:
         for m in found.groups.moved:
             partition = m.position.partition
             yield f"group {m.position.group}: {partition.topic}-{partition.partition} moves to offset {m.position.offset:,}"
-        yield from (f"group left: {left}" for left in found.groups.left)
+        yield from (f"{'note' if left.is_note else 'group left'}: {left}" for left in found.groups.left)
     yield from (f"also: {text}" for text in found.others)

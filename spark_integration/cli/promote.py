@@ -143,7 +143,7 @@ def _show(report: PromotionReport) -> None:
             where = f"{position.partition.topic}-{position.partition.partition}"
             echo(f"behind: {position.group} has read more than was copied of {where}")
         for left in report.groups.left:
-            echo(f"left: {left}")
+            echo(f"{'note' if left.is_note else 'left'}: {left}")
     if report.group_places:
         table = Table("group", "topic", "partition", "offset", "left to read")
         for place in report.group_places:

@@ -194,6 +194,9 @@ def test_a_link_whose_control_is_gone_is_an_error(source: str, target: str, is_t
     assert told.evidence.startswith("its control is gone") and told.remedy.endswith(
         "failover --target TARGET --topics REGEX"
     )
+    named = examined(source, target, link=link, asks_control=True, is_named=True)
+    assert found(named, "control", f"link {link}", Severity.ERROR).evidence.startswith("its control is gone, start")
+    assert not [f for f in named.findings if f.check == "topics"], "what the link copies is unknown"
 
 
 @pytest.fixture
@@ -253,6 +256,9 @@ def test_a_link_without_topics_is_examined_by_its_control_and_what_blocks_it_is_
     assert blocked[2].startswith("blocked: The target log of doctor-mine-0 has a foreign record batch at offset 5")
     assert idle[:2] == ("warning", "link doctor-mine") and idle[2].startswith("no mirror of link doctor-mine")
     assert "doctor-others" in told("--topics", "doctor-others")[0][2]
+    ((severity, thing, evidence),) = told("--link", "doctor-mistyped")
+    assert (severity, thing) == ("error", "link doctor-mistyped"), "no topic is judged as one of it"
+    assert evidence.startswith("Link doctor-mistyped was never started on this target") and "doctor-mine" in evidence
 
 
 def test_a_link_that_another_one_leaves_no_topic_is_an_error_before_its_first_start(source: str, target: str) -> None:

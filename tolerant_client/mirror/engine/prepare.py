@@ -16,7 +16,6 @@ from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster, OffsetAndEpoch
 from tolerant_client.errors import (
     OptionError,
-    OrdersHiddenError,
     TargetDivergedError,
     TolerantClientError,
     text_of,
@@ -38,7 +37,7 @@ from tolerant_client.mirror.engine.translated.copied_before import find_copied, 
 from tolerant_client.mirror.engine.translated.copy_transaction import require_renewing
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
+from tolerant_client.mirror.state.control_topic import read_control, start_without_orders
 from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.lacking import unfilled
@@ -371,7 +370,7 @@ async def _check_link(
     """The plan of a link that may start, at a time if it `has_start`, its control, and links_into its source; writes nothing."""
     control = await read_control(target, link)
     if control.is_hidden:
-        raise OrdersHiddenError(f"Link {link} does not start, since {UNKNOWN_ORDERS}: {HIDDEN}")
+        raise start_without_orders(link)
     control.require_not_promoted(link, target, source)
     require_same_source(control, link, cluster_id := await source.cluster_id())
     map_of = None if is_identical else link

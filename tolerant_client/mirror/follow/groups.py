@@ -96,7 +96,7 @@ def decide_moves(
         else:
             moves.append(GroupMove(position, -1 if at is None else at.offset))
     for group, count in in_use.items():
-        why = f"it is in use on the target (state {states[group]}): {count} of its offsets were left to its consumers"
+        why = f"it is in use on the target (state {states[group]}): {_of_its_offsets(count)} left to its consumers"
         left.append(Left(f"group {group}", "members", why))
     return moves, left, unchanged
 
@@ -167,9 +167,13 @@ async def _write(
     return written, left
 
 
+def _of_its_offsets(number: int) -> str:
+    return f"{number:,} of its offsets {'was' if number == 1 else 'were'}"
+
+
 def _refusal(group: str, code: int, places: list[str]) -> Left:
     if code in IN_USE:
-        why = f"it is in use on the target: {len(places)} of its offsets were left to its consumers"
+        why = f"it is in use on the target: {_of_its_offsets(len(places))} left to its consumers"
         return Left(f"group {group}", "members", why)
     kind = Errors.for_code(code)
     remedy = "; grant Read on the group and on its topics" if issubclass(kind, Errors.AuthorizationError) else ""

@@ -23,6 +23,11 @@ class Left(NamedTuple):
         """Whether the duty failed, so that an operator should check; False for what it leaves by its rules."""
         return self.reason in _FAILURES
 
+    @property
+    def is_note(self) -> bool:
+        """Whether it is a remark, since nothing is known to have been left."""
+        return self.reason == "none"
+
     def __str__(self) -> str:
         return f"{self.name}: {self.why}"
 

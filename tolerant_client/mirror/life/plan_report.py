@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import Untold, list_led_log_offsets, list_led_offsets
@@ -37,7 +38,7 @@ from tolerant_client.mirror.life.lens import MAP_LOST
 from tolerant_client.mirror.life.mirrors import look_for_forgotten
 from tolerant_client.mirror.life.plan_findings import durability, gone_refusals, gone_warnings, made_again_warnings
 from tolerant_client.mirror.life.promotion_report import groups_json
-from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control
+from tolerant_client.mirror.state.control_topic import HIDDEN, UNKNOWN_ORDERS, read_control, start_without_orders
 from tolerant_client.mirror.state.health import (
     TRANSLATED_COPY_DELETED,
     by_reason,
@@ -162,7 +163,12 @@ async def plan_everything(
     """
     chosen = LinkTopics.of(topics)
     control = await read_control(target, link)
-    was_begun = await has_map(target, link, control)
+    try:
+        was_begun = await has_map(target, link, control)
+    except Errors.TopicAuthorizationFailedError as error:
+        if control.is_hidden:
+            raise start_without_orders(link) from error
+        raise
     is_translated = was_begun if is_translated is None else is_translated
     try:
         control.require_not_promoted(link, target, source)

@@ -9,7 +9,7 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED, by_reason, counted_are
+from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED, by_reason, counted_are, few
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.lacking import Lacking
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -144,11 +144,11 @@ def not_fenced(
     """
     if not leaderless:
         return []
-    partition, why = next(iter(leaderless.items()))
-    found = [
-        f"{named(leaderless)} cannot be fenced, so a process of the link may still write there"
-        f" ({partition.topic}-{partition.partition}: {why}); start a broker that has it, then run this again"
-    ]
+    found = few(
+        f"{named(of)} cannot be fenced, so a process of the link may still write there ({why}); start a broker that has it,"
+        " then run this again"
+        for why, of in by_reason(leaderless).items()
+    )
     if control.is_promotion_begun and not control.unfenced and (rest := sorted(led)):
         found.append(
             f"an earlier promotion of the link was interrupted, so processes of it may still write to {named(rest)}, too"

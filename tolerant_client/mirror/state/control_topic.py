@@ -71,6 +71,11 @@ def orders_hidden() -> OrdersHiddenError:
     return OrdersHiddenError(_HIDDEN).advising(_READABLE)
 
 
+def start_without_orders(link: str) -> OrdersHiddenError:
+    """The error for a link that does not start, since its orders are hidden from us."""
+    return OrdersHiddenError(f"Link {link} does not start, since {UNKNOWN_ORDERS}: {_HIDDEN}").advising(_READABLE)
+
+
 class ControlFollower(ABC):
     """Follows the control topic of a cluster, which may be deleted and created again: everything before `position` was read.
 
@@ -331,7 +336,7 @@ def _decoded(value: bytes, link: str, target: Cluster) -> LinkControl:
     except OptionError as error:
         if is_newer(value):
             raise
-        raise OptionError(
-            f"{text_of(error)}, under the name of link {link}: take away the right to write there from whoever wrote it, and"
-            f" run tolerant-kafka repair {link_options(link, target)}"
+        raise OptionError(f"{text_of(error)}, under the name of link {link}").advising(
+            "take away the right to write there from whoever wrote it, and run tolerant-kafka repair"
+            f" {link_options(link, target)}"
         ) from error

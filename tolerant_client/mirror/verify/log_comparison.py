@@ -41,6 +41,10 @@ DECODED_BYTES: Final = 2 << 20
 MAX_UNPROVED_BYTES: Final = 64 << 20  # of keys kept for one partition of a compacted topic
 
 _SIDES: Final = ("source", "target")
+_DELETED_UNCOPIED: Final = (
+    "; its tombstone may be gone there, uncopied (the mirror was down for longer than delete.retention.ms): write the tombstone on the"
+    " source again, or delete the target topic and copy it anew"
+)
 _SHAPE: Final = ("length", "last_offset_delta", "base_timestamp", "max_timestamp", "record_count")
 _ENDLESS: Final = 2**63 - 1
 _NO_ROWS: Final = np.empty(0, np.int64)
@@ -180,7 +184,8 @@ class LogComparison:
         """Call it once both logs were read to their ends: a record without proof is then a difference."""
         if (found := self.unproved.first) is not None:
             offset, side = found
-            self.difference = Difference(offset, f"missing on the {_SIDES[side]}, and no later record has its key")
+            why = f"missing on the {_SIDES[side]}, and no later record has its key"
+            self.difference = Difference(offset, why + (_DELETED_UNCOPIED if side == self.SOURCE else ""))
             self._compared_until = offset
 
     # -- whole batches --------------------------------------------------------

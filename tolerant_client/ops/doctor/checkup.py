@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import kafka.errors as Errors
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import ClusterUnreachableError, text_of
+from tolerant_client.errors import ClusterUnreachableError, TolerantClientError, text_of
 from tolerant_client.ops.doctor.finding import CHECKS, Finding, Severity, exit_code
 
 _T = TypeVar("_T")
@@ -151,6 +151,8 @@ def not_made(check: str, cluster: str, error: BaseException) -> Finding:
         remedy = "Check the broker that did not respond, then run doctor again"
         if not isinstance(error, (ClusterUnreachableError, Errors.KafkaTimeoutError)):
             remedy = "Check the brokers' logs, then run doctor again"
+        if isinstance(error, TolerantClientError) and error.remedy:
+            words, remedy = error.finding, f"{error.remedy[0].upper()}{error.remedy[1:]}"
         return Finding(Severity.WARNING, check, cluster, f"not checked: {title}", words, remedy)
     words = f"{type(error).__name__}: {words}"
     return Finding(Severity.WARNING, check, cluster, f"not checked: {title}", words, "A fault of the doctor: report it")

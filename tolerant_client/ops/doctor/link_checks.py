@@ -77,8 +77,8 @@ def topic_findings(
             yield Told(
                 Severity.INFO,
                 f"topic {name}",
-                f"it has {counted(present.partitions, 'partition')} on the target and {wanted.partitions} on the source: the others stay"
-                " empty, and a producer that moves to the target puts keys into other partitions",
+                f"it has {counted(present.partitions, 'partition')} on the target and {wanted.partitions} on the source: nothing is copied"
+                " into the others, and a producer that moves to the target puts keys into other partitions",
                 "Give both the same number, if keys matter",
             )
         yield from _warnings(name, wanted, present, brokers)

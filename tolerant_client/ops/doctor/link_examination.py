@@ -20,11 +20,13 @@ from tolerant_client.mirror.follow.group_positions import OWN_GROUPS
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.lost_copies import LostCopies, lost_copies
 from tolerant_client.mirror.life.mirrors import RENEWED_S, look_at_claims, look_for_forgotten, seen_mirrors
+from tolerant_client.mirror.life.naming import unknown_link
 from tolerant_client.mirror.life.status_reasons import unseen_texts
 from tolerant_client.mirror.state.carriers import can_tell_copies
 from tolerant_client.mirror.state.claims import ClaimsLog
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import with_pause
+from tolerant_client.mirror.state.lacking import without_former
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import written_topics
@@ -59,7 +61,12 @@ from tolerant_client.ops.doctor.link_checks import (
     size_findings,
     topic_findings,
 )
-from tolerant_client.ops.doctor.link_records import blocked_findings, control_findings, ledger_findings
+from tolerant_client.ops.doctor.link_records import (
+    blocked_findings,
+    control_findings,
+    ledger_findings,
+    refusal_findings,
+)
 from tolerant_client.ops.doctor.rights import Duty, asked
 from tolerant_client.ops.doctor.state_topics import state_topic_findings, state_topics
 from tolerant_client.ops.mm2.loops import names_of
@@ -77,8 +84,8 @@ class Subject:
     """What to examine.
 
     `clusters` has Java client properties by role: "source" and "target", or "cluster" for a single one.  With `asks_control`
-    the topics are those in the link's control, and `topics` those of a link without one.  `copied_groups`
-    are those whose offsets are copied; `groups` and `transactional_ids` are more names whose coordinators are checked.
+    the topics are those in the link's control, and `topics` those of a link without one, unless it `is_named`: then that is an error.
+    `copied_groups` are those whose offsets are copied; `groups` and `transactional_ids` are more names whose coordinators are checked.
     `seconds` is how long elections and progress are observed.  `duties` are those of the link, `called` the link's names
     for the topics of the rights table.  `options` name this link in other commands: those that need its target only,
     and those that need both clusters.  `is_translated` is how the link is to be started.
@@ -95,6 +102,7 @@ class Subject:
     called: Mapping[str, str] = field(default_factory=dict)
     options: LinkOptions = LinkOptions()
     asks_control: bool = False
+    is_named: bool = False
     is_translated: bool = False
 
 
@@ -161,7 +169,8 @@ class _Examination:
     def _take_topics(self) -> bool:
         """Takes the topics of the link from its control, as the other commands do, if none were given.
 
-        Returns whether the source is the one that the link copies, as far as is known: of another one nothing else is said.
+        Returns whether the target knows the link and the source is the one that it copies, as far as is known: of another
+        one nothing else is said.
         """
         subject, source, target = self._subject, self._found.get("source"), self._found.get("target")
         if target is None or source is None and not subject.asks_control:
@@ -169,14 +178,18 @@ class _Examination:
         control = self._checkup.ask("control", target.raw, read_control, target.raw, subject.link)
         if control is None:
             return True
+        is_known = not (subject.asks_control and subject.is_named and control.is_unwritten)
+        refusal: str | None = None
         try:
             if source is not None:
                 require_same_source(control, subject.link, source.facts.cluster_id)
         except OptionError as error:
-            evidence, _, remedy = text_of(error).rpartition(": ")
-            remedy = f"{remedy[0].upper()}{remedy[1:]}"
-            finding = Finding(Severity.ERROR, "control", "link", f"link {subject.link}", evidence, remedy)
-            self._checkup.add([finding])
+            refusal = text_of(error)
+        if not is_known:
+            refusal = self._checkup.ask("control", target.raw, unknown_link, target.raw, subject.link)
+        if refusal is not None:
+            self._checkup.add(refusal_findings(subject.link, refusal))
+        if not is_known or refusal is not None:
             self._subject = replace(subject, topics=LinkTopics())
             return False
         if subject.asks_control:
@@ -255,7 +268,7 @@ class _Link:
         return self.look()
 
     def _ask_both(
-        self, function: Callable[..., Any], control: LinkControl, *args: Any, is_of_over: bool = False
+        self, control: LinkControl, function: Callable[..., Any], *args: Any, is_of_over: bool = False
     ) -> Any:
         """The result of a check's coroutine that needs both clusters on one event loop, of a link that is not over; None without one.
 
@@ -266,7 +279,7 @@ class _Link:
             return None
         clusters = subject.clusters["source"], subject.clusters["target"]
         with both(*clusters, subject.topics.names, _PATIENCE_MS, subject.options.of_file) as (source, target):
-            return self._checkup.ask("control", target, function, source, target, subject.link, control, *args)
+            return self._checkup.ask("control", target, function, source, target, *args)
 
     def _stopped(self, control: LinkControl) -> dict[TopicPartition, str]:
         """Partitions that both clusters serve and that stop a mirror of the link, as `status` finds them; and why."""
@@ -275,7 +288,8 @@ class _Link:
         both_have &= logs.serving(self._target.facts, self._chosen.values()).keys()
         if not both_have:
             return {}
-        return self._ask_both(logs.find_stopped, control, sorted(both_have), self._subject.is_translated) or {}
+        asked = self._subject.link, control, sorted(both_have), self._subject.is_translated
+        return self._ask_both(control, logs.find_stopped, *asked) or {}
 
     def look(self) -> dict[TopicPartition, PartitionLag]:
         """The lag of each partition that serves on both sides."""
@@ -314,7 +328,7 @@ class _Link:
             mirrors = checkup.ask("control", target.raw, seen_mirrors, target.raw, link, *since)
             copies: LostCopies | None = None if control.is_promotion_begun else LostCopies()
             if control.is_promotion_begun and mapped is not None:
-                copies = self._ask_both(lost_copies, control, mapped, lost, is_of_over=True)
+                copies = self._ask_both(control, lost_copies, link, control, mapped, lost, is_of_over=True)
             has_copied = bool(mapped and mapped.partitions) or any(run.has_copied for run in mirrors or ())
             is_told = bool(
                 mapped and mapped.partitions or checkup.ask("control", target.raw, can_tell_copies, target.raw)
@@ -322,10 +336,8 @@ class _Link:
             told_of = link, control, self._subject.options, lost, forgotten, copies
             checkup.add(control_findings(*told_of, has_copied=has_copied, is_told=is_told))
             stopped = self._stopped(control)
-            left_behind, maybe = self._ask_both(logs.find_gone, control, self._subject.topics, mapped or NO_MAP) or (
-                {},
-                {},
-            )
+            asked_of = control, self._subject.topics, mapped or NO_MAP
+            left_behind, maybe = self._ask_both(control, logs.find_gone, *asked_of) or ({}, {})
             told = with_pause(left_behind, self._subject.options.of_target)
             checkup.add(blocked_findings(link, mirrors, control, told, stopped))
             ask = "Ask who wrote the topic on the target: nothing says whether the link has"
@@ -360,7 +372,7 @@ class _Link:
         if wanted is None or present is None:
             return
         if any(p.topic not in present for p in mapped.copies):
-            mapped = self._ask_both(logs.without_former_copies, control, mapped) or mapped
+            mapped = self._ask_both(control, without_former, mapped) or mapped
         copies = {name: spec for name, spec in renamed(wanted, self._chosen).items() if name not in hidden}
         checkup.add(topic_findings(copies, present, len(target.facts.living), control, mapped))
         if not control.is_over:

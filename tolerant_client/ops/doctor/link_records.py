@@ -52,6 +52,16 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
 
 
 @check("control", cluster="link")
+def refusal_findings(link: str, why: str) -> Iterator[Told]:
+    """Why nothing else is said of the link: the target does not know it, or it copies another source."""
+    evidence, _, remedy = why.rpartition(": ")
+    if ". Or " in remedy:  # a link that is known has its remedy within
+        evidence, _, remedy = why.removeprefix(f"Link {link}: ").partition(". Or ")
+        remedy = f"do what it says, or {remedy}"
+    yield Told(Severity.ERROR, f"link {link}", evidence, f"{remedy[0].upper()}{remedy[1:]}")
+
+
+@check("control", cluster="link")
 def control_findings(
     link: str,
     control: LinkControl,
@@ -71,7 +81,7 @@ def control_findings(
     """
     if forgotten is not None:
         evidence, _, remedy = forgotten.rpartition(". ")
-        yield Told(Severity.WARNING, f"link {link}", evidence, remedy)
+        yield Told(Severity.ERROR, f"link {link}", evidence, remedy)
     elif has_copied and control.is_unwritten and lost_map is None:
         topics = "" if options.of_file else " --topics REGEX"
         start = "Start its mirror" if is_told else f"{START_UNTOLD[0].upper()}{START_UNTOLD[1:]}"

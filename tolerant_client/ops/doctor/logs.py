@@ -24,7 +24,6 @@ from tolerant_client.mirror.life.mirrors import BOUND_S
 from tolerant_client.mirror.life.owners import find_taken
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_topic import read_control
-from tolerant_client.mirror.state.lacking import without_former
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
@@ -100,15 +99,8 @@ async def read_map(target: Cluster, link: str, control: LinkControl) -> MappedTo
     return await mapped_topics(target, link, control, within_s=BOUND_S)
 
 
-async def without_former_copies(
-    source: Cluster, target: Cluster, link: str, control: LinkControl, mapped: MappedTopics
-) -> MappedTopics:
-    """As without_former."""
-    return await without_former(source, target, mapped)
-
-
 async def find_gone(
-    source: Cluster, target: Cluster, link: str, control: LinkControl, topics: LinkTopics, mapped: MappedTopics
+    source: Cluster, target: Cluster, control: LinkControl, topics: LinkTopics, mapped: MappedTopics
 ) -> tuple[dict[TopicPartition, str], dict[TopicPartition, str]]:
     """What the target has and the source does not, or does not show: partitions that the link has begun, and others that it may have; why."""
     view = await see_topics(source, target, topics, control, mapped)

@@ -47,7 +47,7 @@ def transaction_findings(
         elif age_ms > _SETTLED_MS:
             waiting.setdefault(one.producer_id, []).append(one)
     for producer_id, found in waiting.items():
-        yield _open(facts, producer_id, found, None if views is None else views.get(producer_id), now_ms)
+        yield _open(producer_id, found, None if views is None else views.get(producer_id), now_ms)
 
 
 def _hanging(
@@ -78,9 +78,7 @@ def _hanging(
     )
 
 
-def _open(
-    facts: ClusterFacts, producer_id: int, found: list[OpenTransaction], view: CoordinatorView | None, now_ms: int
-) -> Told:
+def _open(producer_id: int, found: list[OpenTransaction], view: CoordinatorView | None, now_ms: int) -> Told:
     where = some([f"{one.partition.topic}-{one.partition.partition}" for one in found])
     held = sum(one.held_back for one in found)
     if view is None:

@@ -57,6 +57,12 @@ def test_a_group_is_moved_forward_while_nobody_consumes(
     assert unchanged == (before == wanted)
 
 
+def test_offsets_of_a_group_in_use_are_counted() -> None:
+    positions = [GroupPosition("g", place, 5, 5, "", False) for place in (PLACE, PLACE._replace(partition=7))]
+    one, two = (decide_moves(positions[:n], {"g": {}}, {"g": "Stable"})[1] for n in (1, 2))
+    assert "1 of its offsets was left" in one[0].why and "2 of its offsets were left" in two[0].why
+
+
 def test_a_group_of_which_the_target_says_nothing_is_not_moved() -> None:
     position = GroupPosition("g", PLACE, 5, 5, "", False)
     assert decide_moves([position], {}, {"g": "Empty"}) == ([], [], 0)
@@ -91,7 +97,7 @@ def test_a_round_passes_on_what_asks_whether_it_may_still_commit(monkeypatch: py
     ("codes", "is_written", "reason", "why", "sent"),
     [
         ([0], True, None, "", ["m"]),
-        ([25], False, "members", "in use", ["m"]),
+        ([25], False, "members", "in use on the target: 1 of its offsets was left", ["m"]),
         ([27], False, "members", "in use", ["m"]),
         ([12, 0], True, None, "", ["m", ""]),  # the metadata is too large for the target
         ([12], False, "error", "OffsetMetadataTooLarge", ["m", ""]),

@@ -10,6 +10,10 @@ def test_a_failure_is_told_from_what_is_left_by_the_rules() -> None:
     assert [reason for reason in reasons if Left("x", reason, "").is_failure] == ["error", "refused", "leaderless"]
 
 
+def test_that_no_group_was_seen_is_a_note() -> None:
+    assert [reason for reason in ("none", "error", "members") if Left("x", reason, "").is_note] == ["none"]
+
+
 def test_what_is_left_is_told_once_and_again_when_it_comes_back() -> None:
     so_far = LeftSoFar()
     ahead, busy = Left("group g", "ahead", "at 5"), Left("group g", "members", "in use")

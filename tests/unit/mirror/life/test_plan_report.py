@@ -9,10 +9,11 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
-from tolerant_client.errors import TargetDivergedError
+from tolerant_client.errors import OrdersHiddenError, TargetDivergedError
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.engine.prepare import PlannedLink, without_topics
 from tolerant_client.mirror.engine.translated.foresight import Foreseen
@@ -60,6 +61,20 @@ def test_the_plan_of_a_start_with_the_other_kind_of_offsets_says_only_that(
     found = asyncio.run(plan_report.plan_everything(*clusters, "dr", ".*", is_translated=is_translated))
     assert found == LinkPlan("dr", kind, refusals=found.refusals) and found.exit_code == 3
     assert "a name of its own (--link, in a file another alias)" in found.refusals[0]
+
+
+@pytest.mark.parametrize(
+    ("is_hidden", "error"),
+    [(True, OrdersHiddenError), (False, TopicAuthorizationFailedError)],
+)
+def test_a_plan_that_may_read_nothing_of_the_link_says_what_a_start_says(
+    monkeypatch: pytest.MonkeyPatch, is_hidden: bool, error: type[Exception]
+) -> None:
+    monkeypatch.setattr(plan_report, "read_control", AsyncMock(return_value=LinkControl(is_hidden=is_hidden)))
+    monkeypatch.setattr(plan_report, "has_map", AsyncMock(side_effect=TopicAuthorizationFailedError("the offset map")))
+    words = "Link dr does not start, since .* tolerant-mirror-control .*; grant us" if is_hidden else "the offset map"
+    with pytest.raises(error, match=words):
+        asyncio.run(plan_report.plan_everything(*[SimpleNamespace()] * 2, "dr", ".*"))  # type: ignore[arg-type]
 
 
 def planned_by(monkeypatch: pytest.MonkeyPatch, planned: PlannedLink, **more: Any) -> tuple[LinkPlan, dict[str, Any]]:

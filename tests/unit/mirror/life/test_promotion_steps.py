@@ -23,6 +23,7 @@ from tolerant_client.mirror.life import left_behind, promotion, promotion_steps,
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.owners import Evidence
+from tolerant_client.mirror.life.promotion_blockers import not_fenced
 from tolerant_client.mirror.life.promotion_groups import STAY
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
@@ -457,6 +458,14 @@ def test_a_link_that_was_handed_back_is_not_promoted(world: World) -> None:
         with pytest.raises(OptionError, match="stop MirrorMaker 2"):
             action()
     assert world.done == []
+
+
+def test_each_reason_why_partitions_cannot_be_fenced_is_said_once_and_with_them() -> None:
+    first, second = not_fenced(
+        {Q: "it has no leader", P._replace(partition=2): "its map has none", P: "it has no leader"}, (), LinkControl()
+    )
+    assert first.startswith("orders-0, orders-1 cannot be fenced") and "(it has no leader)" in first
+    assert second.startswith("orders-2 cannot be fenced") and "(its map has none)" in second
 
 
 def test_a_partition_without_a_leader_is_in_the_way_before_anything_is_written(world: World) -> None:

@@ -415,6 +415,9 @@ def test_compacted_record_must_be_superseded(keys: str, gone: str, difference: D
     assert comparison.compacted == gone.count("-")
     turned = compare(holed, whole, until=len(keys), is_compacted=(True, True)).difference
     assert (turned and turned.offset) == (difference and difference.offset)
+    assert turned is None or "write the tombstone on the source again" in turned.reason, (
+        "what deleted it was not copied"
+    )
     # Where the log is not compacted, nothing may be missing.
     assert compare(whole, holed, until=len(keys), is_compacted=(True, False)).difference is not None
 

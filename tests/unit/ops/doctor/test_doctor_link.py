@@ -128,10 +128,10 @@ def test_a_topic_that_the_link_has_copied_and_the_target_lacks_was_deleted_there
     assert (missing.severity, missing.evidence) == (INFO, "not on the target yet: a mirror creates what is missing")
 
 
-def test_more_partitions_of_the_target_stay_empty_unless_the_link_has_copied_into_them() -> None:
+def test_nothing_is_copied_into_more_partitions_of_the_target_unless_the_link_has_begun_them() -> None:
     there = {"orders": spec(4)}
     (more,) = topic_findings({"orders": spec(3)}, there, 3, HAD)
-    assert "the others stay empty" in more.evidence
+    assert "nothing is copied into the others" in more.evidence, "others may write there"
     assert not list(
         topic_findings({"orders": spec(3)}, there, 3, LinkControl(begun={TopicPartition("orders", 3): TopicIds()}))
     ), "told as blocked"
@@ -350,7 +350,7 @@ def test_a_mirror_that_runs_without_a_control_is_found() -> None:
     (found,) = control_findings(
         "dr", LinkControl(), LinkOptions(), None, f"A mirror of link dr runs on m1, and {FORGOTTEN}"
     )
-    assert found.severity is WARNING and found.evidence.endswith("and it gets no orders")
+    assert found.severity is ERROR and found.evidence.endswith("and it gets no orders")
     assert found.remedy.startswith("Stop that mirror and start it again with Create, Read and Write on that topic")
 
 
@@ -666,6 +666,11 @@ def test_silent_address_ends_in_time() -> None:
         (Errors.ClusterAuthorizationFailedError("no"), INFO, "Allow Describe on the cluster"),
         (Errors.KafkaTimeoutError("10 s"), WARNING, "did not respond"),
         (Errors.UnknownError("?"), WARNING, "logs"),
+        (
+            OptionError("A record is not ours").advising("run tolerant-kafka repair"),
+            WARNING,
+            "Run tolerant-kafka repair",
+        ),
         (TypeError("bug"), WARNING, "fault of the doctor"),
     ],
 )
@@ -862,6 +867,63 @@ def test_the_doctor_does_not_choose_between_links(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doctor_module, "unnamed_link", several)
     done = CliRunner().invoke(app, ["doctor", "--source", "a:1", "--target", "b:1"])
     assert isinstance(done.exception, OptionError)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_named"), [((), False), (("--link", "dr"), True), (("--link", "dr", "--topics", "orders"), False)]
+)
+def test_what_examines_a_link_that_the_target_must_know(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], is_named: bool
+) -> None:
+    examined: list[link_examination.Subject] = []
+    monkeypatch.setattr(doctor_module, "unnamed_link", lambda *_, **__: "mirror-abc")
+    monkeypatch.setattr(doctor_module, "examine", lambda subject: examined.append(subject) or Checkup())
+    CliRunner().invoke(app, ["doctor", "--source", "a:1", "--target", "b:1", "--json", *given])
+    assert [subject.asks_control and subject.is_named for subject in examined] == [is_named]
+
+
+NEVER = (
+    "Link rd was never started on this target, or its record in tolerant-mirror-control was deleted; the links of this target"
+    " are dr: check --target and --link, or give --topics"
+)
+GONE = "Link rd: its control is gone, stop its mirror and start it again; runs on m1, since 2026-11-29 08:12:40 UTC. Or give --topics"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_named", "findings"),
+    [
+        (NEVER, True, [(*NEVER.rsplit(": ", 1)[:1], "Check --target and --link, or give --topics")]),
+        (
+            GONE,
+            True,
+            [
+                (
+                    "its control is gone, stop its mirror and start it again; runs on m1, since 2026-11-29 08:12:40 UTC",
+                    "Do what it says, or give --topics",
+                )
+            ],
+        ),
+        (None, True, []),  # it could not be asked: another finding says so
+        (NEVER, False, []),  # before a first start all topics are examined
+    ],
+)
+def test_topics_are_not_judged_as_those_of_a_named_link_that_the_target_does_not_know(
+    said: str | None, is_named: bool, findings: list[tuple[str, str]]
+) -> None:
+    clusters = dict.fromkeys(("source", "target"), {"bootstrap.servers": "127.0.0.1:1"})
+    told = list[Finding]()
+
+    def ask(_: str, __: Any, function: Any, *___: Any) -> Any:
+        return LinkControl() if function.__name__ == "read_control" else said
+
+    subject = link_examination.Subject(clusters, link="rd", asks_control=True, is_named=is_named)
+    checkup = cast(Checkup, SimpleNamespace(ask=ask, add=told.extend))
+    examination = link_examination._Examination(subject, dict.fromkeys(clusters, {}), checkup)
+    one: Any = SimpleNamespace(facts=facts(), raw=None)
+    examination._found.update(source=one, target=one)
+    assert examination._take_topics() is not is_named
+    assert [(f.severity, f.thing) for f in told] == [(ERROR, "link rd")] * len(findings)
+    assert [(f.evidence, f.remedy) for f in told] == findings
 
 
 def test_no_mirror_makes_again_what_was_deleted_after_the_link_was_promoted() -> None:

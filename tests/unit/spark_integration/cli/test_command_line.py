@@ -32,7 +32,7 @@ from spark_integration.cli.exits import LOOK, exit_code
 from spark_integration.cli.link import GivenLink, confirm, time_ms
 from spark_integration.cli.options import WhichLink
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import ClusterUnreachableError, OptionError
+from tolerant_client.errors import ClusterUnreachableError, OptionError, OrdersHiddenError
 from tolerant_client.mirror.follow import translate as follow
 from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.follow.translate import GroupCommit, TranslatedOffset
@@ -390,6 +390,10 @@ def test_a_command_that_is_refused_prints_its_one_document_too(
     told = {"error": "No mirror of link nope has written down what it copies", "exit_code": 2}
     assert json.loads(done.stdout) == told
     assert not CliRunner().invoke(app, command).stdout
+
+
+def test_orders_that_may_not_be_read_prevent_a_start() -> None:
+    assert exit_code(OrdersHiddenError("hidden")) == 2
 
 
 def test_a_right_that_list_lacks_has_the_exit_code_that_it_has_in_other_commands(

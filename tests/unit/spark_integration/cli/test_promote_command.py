@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_integration.cli.promote import _show
+from tolerant_client.mirror.follow.groups import GroupsReport
+from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport
 
 PART = PromotedPartition("orders", 0, 7, 0, None)
@@ -34,3 +36,10 @@ def test_the_last_line_says_what_was_or_would_be_promoted(
 ) -> None:
     _show(report)
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"Link dr {line}")
+
+
+def test_that_no_group_was_seen_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    left = Left("groups of the source", "none", "none was seen there"), Left("group g", "members", "in use")
+    _show(PromotionReport("promote", "dr", False, True, (PART,), groups=GroupsReport((), 0, (), left)))
+    told = capsys.readouterr().out.splitlines()
+    assert "note: groups of the source: none was seen there" in told and "left: group g: in use" in told
