@@ -422,5 +422,5 @@ def test_a_promotion_is_after_the_last_move_to_its_source_though_its_link_was_st
         promoted(source, target, "chain-b")
         control = copy.run(read_control, copy, "chain-b")
         source_id = origin.run(origin.cluster_id)
-    assert control.undoes[topic] == ahead_ms < control.primary_since[topic].since_ms
+    assert control.known_moves[topic] == ahead_ms < control.primary_since[topic].since_ms
     assert at_home({"chain-a": upstream}, {"chain-b": control}, source_id) == {topic: "chain-b"}

@@ -1394,7 +1394,7 @@ def test_a_failback_under_another_name_leaves_the_topics_of_a_live_link_alone(so
             ("live-typo", True, False, 0),
         ):
             before = there.run(read_control, there, link)
-            forgotten = LinkControl(undoes=before.undoes)  # what it knew of moves stays
+            forgotten = LinkControl(known_moves=before.known_moves)  # what it knew of moves stays
             told = there.run(partial(repair, there, link, forgets=forgets, is_dry_run=is_dry_run))
             is_forgotten = (link, forgets, is_dry_run) == ("live-typo", True, False)
             assert told.exit_code == code and bool(told.forgotten) == (link == "live-typo" and forgets)

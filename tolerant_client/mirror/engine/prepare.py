@@ -46,7 +46,7 @@ from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import known_topics, see_topics
 from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics, mapped_topics, require_not_last
 from tolerant_client.mirror.state.map_topic import ensure_map_topic, require_kind, require_same_map
-from tolerant_client.mirror.state.moves import undoes
+from tolerant_client.mirror.state.moves import known_moves
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import (
@@ -304,11 +304,11 @@ async def prepare_link(
 
     known: dict[str, int] = {}
     if not is_translated and into_source is not None:
-        known = undoes(into_source.links, names, source.wire_topic)
+        known = known_moves(into_source.links, names, source.wire_topic)
 
     def forget(now: LinkControl) -> LinkControl:
         now = now.without(planned.deleted, control)
-        now = replace(now, undoes={**now.undoes, **known})
+        now = replace(now, known_moves={**now.known_moves, **known})
         now = replace(now, begun={**former.begun, **now.begun}, maybe_begun=now.maybe_begun | former.maybe_begun)
         # What an identical start had begun of them is not on the target any more (look_for_others).
         return (

@@ -54,7 +54,7 @@ from tolerant_client.mirror.life.failback_blockers import has_led_here, home_tex
 from tolerant_client.mirror.life.failback_decision import (
     Compared,
     Decision,
-    begun,
+    begin_again,
     decide,
     is_live,
     name_beside,
@@ -76,7 +76,7 @@ from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, update
 from tolerant_client.mirror.state.link_control import LinkControl, link_options, plain_options
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
-from tolerant_client.mirror.state.moves import copied_topics, undoes, undone, unsaid_moves
+from tolerant_client.mirror.state.moves import copied_topics, known_moves, undone, unsaid_moves
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.mirror.state.topics import read_ids
@@ -154,7 +154,7 @@ async def failback(
     if found.blockers or is_dry_run:
         return report
     with half_done("failing back"):
-        await _begin(target, links, chosen, found, undoes(links.undoing, names, source.wire_topic))
+        await _begin(target, links, chosen, found, known_moves(links.into_source, names, source.wire_topic))
     return replace(report, is_done=True)
 
 
@@ -163,7 +163,7 @@ async def _chosen(source: Cluster, target: Cluster, links: Links, topics: LinkTo
     if topics is None:
         await _refuse_circle(source, target, (), links)
         left = await left_to_undo(source, target, links)
-        chosen = topics_to_bring_back(source, target, links.link, left, links.of_target, links.home)
+        chosen = topics_to_bring_back(source, target, links.link, left, links.into_target, links.home)
     else:
         chosen = LinkTopics.of(topics)
     if chosen.to_target("orders") != "orders":
@@ -174,12 +174,10 @@ async def _chosen(source: Cluster, target: Cluster, links: Links, topics: LinkTo
     return chosen
 
 
-async def _begin(
-    target: Cluster, links: Links, topics: LinkTopics, found: Decision, undoing: Mapping[str, int]
-) -> None:
+async def _begin(target: Cluster, links: Links, topics: LinkTopics, found: Decision, moves: Mapping[str, int]) -> None:
     """Deletes what is given up, and writes that the link begins after what is adopted.
 
-    Also the moves that it is `undoing`: if it is promoted before its mirror has started, its clients come home, and what they write
+    Also `moves`, those that it knows of: if it is promoted before its mirror has started, its clients come home, and what they write
     is not given up.
     """
     if found.deleted:
@@ -187,15 +185,15 @@ async def _begin(
     generation = await _unused_generation(target, links.link, links.former)
 
     def change(now: LinkControl) -> LinkControl:
-        control = begun(now, links.source_cluster_id, topics, found.adopted, generation)
-        return replace(control, undoes={**control.undoes, **undoing})
+        control = begin_again(now, links.source_cluster_id, topics, found.adopted, generation)
+        return replace(control, known_moves={**control.known_moves, **moves})
 
     await update_control(target, links.link, change)
 
 
 async def _refuse_circle(source: Cluster, target: Cluster, topics: Collection[str], links: Links) -> None:
     """Raises OptionError unless the forward links of these topics are known to be promoted."""
-    for unseen in await refuse_circle(source, target, topics, links.link, links.into_source):
+    for unseen in await refuse_circle(source, target, topics, links.link, links.read_into_source):
         raise OptionError(unseen)
 
 
@@ -243,11 +241,11 @@ async def _require_may_begin(
 def _require_all_said(source: Cluster, target: Cluster, links: Links, topics: LinkTopics, names: Sequence[str]) -> None:
     """Raises OptionError if the link, prepared for these `names` of the topics, would no longer say what it was promoted with."""
     link, former = links.link, links.former
-    lost = unsaid_moves(links.of_target.get(link, former), names, links.undoing)
+    lost = unsaid_moves(links.into_target.get(link, former), names, links.into_source)
     if lost and not links.home.keys() >= set(names):  # else nothing is prepared
         data = [name for name in names if not is_heartbeats(topics, name)]
-        command = _command(source, target, name_beside(link, names, links.of_target, links.undoing), data, topics)
-        past = undone(former, links.undoing)
+        command = _command(source, target, name_beside(link, names, links.into_target, links.into_source), data, topics)
+        past = undone(former, links.into_source)
         gone = any(former.has_moved(name) and name not in past for name in names)
         raise OptionError(
             f"Link {link} was promoted with {some(lost)} on this target, and its control alone tells clients and operators so:"
@@ -272,14 +270,14 @@ async def _compare(
     unled = {**await _unled(source, names), **await _unled(target, names)}
     names = sorted(set(names) - {p.topic for p in unled})
     shared = await shared_partitions(source, target, names)
-    own_after = begun(former, links.source_cluster_id, topics, dict.fromkeys(shared, 0))  # as the mirror finds it
+    own_after = begin_again(former, links.source_cluster_id, topics, dict.fromkeys(shared, 0))  # as the mirror finds it
     others_have = (await look_for_others(target, link, names, is_identical=True, own=own_after)).refused
     are_home = {name: home[name] for name in names if name in home}
     command = partial(_command, source, target)
     refused = {
         **others_have,
-        **home_texts(are_home, link, names, links.of_target, links.undoing, command),
-        **unmoved_texts(link, names, links.of_target, target),
+        **home_texts(are_home, link, names, links.into_target, links.into_source, command),
+        **unmoved_texts(link, names, links.into_target, target),
     }
     shared = [p for p in shared if p.topic not in refused]
     copied_by = {
@@ -301,7 +299,7 @@ async def _compare(
         others,
         unknown,
         unled,
-        {name: of for of, c in links.of_target.items() if of != link and c.is_promoted for name in copied_topics(c)},
+        {name: of for of, c in links.into_target.items() if of != link and c.is_promoted for name in copied_topics(c)},
     )
 
 

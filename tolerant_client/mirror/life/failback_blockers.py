@@ -1,6 +1,6 @@
 """Why a link back cannot begin, and what to do about it: what failback says of what it has read; pure.
 
-The clusters are those of failback.py: `of_target` are the links into its target, `into_source` those into its source, by name.
+The clusters are those of failback.py: `into_target` are the links into its target, `into_source` those into its source, by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def home_texts(
     home: Mapping[str, str],
     link: str,
     brought: Collection[str],
-    of_target: Mapping[str, LinkControl],
+    into_target: Mapping[str, LinkControl],
     into_source: Mapping[str, LinkControl],
     command: Callable[[str, Collection[str]], str],
 ) -> dict[str, str]:
@@ -41,9 +41,9 @@ def home_texts(
     """
 
     def once_lost(of: str) -> str:
-        if unsaid_moves(of_target[of], brought, into_source):
+        if unsaid_moves(into_target[of], brought, into_source):
             return f"run this again: it is copied back whole. {has_led_here(of)}"
-        own = sorted(home.keys() & set(copied_topics(of_target[of])))
+        own = sorted(home.keys() & set(copied_topics(into_target[of])))
         return f"run {'this again' if of == link else command(of, own)}: it is copied back whole"
 
     return {
@@ -56,10 +56,10 @@ def home_texts(
 
 
 def unmoved_texts(
-    link: str, brought: Collection[str], of_target: Mapping[str, LinkControl], target: Cluster
+    link: str, brought: Collection[str], into_target: Mapping[str, LinkControl], target: Cluster
 ) -> dict[str, str]:
     """Why topics are not brought back that another link's promotion has not moved to the target yet."""
-    half = {of: c for of, c in of_target.items() if of != link and c.is_half_promoted}
+    half = {of: c for of, c in into_target.items() if of != link and c.is_half_promoted}
     return {
         name: unmoved_text(name, of, c, target)
         for of, c in half.items()

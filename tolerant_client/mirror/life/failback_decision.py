@@ -1,6 +1,6 @@
 """Which topics a link back takes, and what it adopts, deletes and refuses, decided from what failback.py has read, whose laws these are.
 
-Pure.  `forward` are the links from the target to the source, `of_target` those into the target, by name.
+Pure.  `forward` are the links from the target to the source, `into_target` those into the target, by name.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _NOT_KEPT = ".*heartbeats"  # which IdentityReplicationPolicy renames
 
 
 def name_beside(
-    link: str, brought: Collection[str], of_target: Mapping[str, LinkControl], into_source: Mapping[str, LinkControl]
+    link: str, brought: Collection[str], into_target: Mapping[str, LinkControl], into_source: Mapping[str, LinkControl]
 ) -> str:
     """A name like the link's which no link into the target has, or one from the same source that may be prepared for these topics."""
 
     def is_fit(name: str) -> bool:
-        control = of_target.get(name, LinkControl(is_promotion_begun=True, is_fenced=True, source_cluster_id=of))
+        control = into_target.get(name, LinkControl(is_promotion_begun=True, is_fenced=True, source_cluster_id=of))
         is_over = control.is_promoted and control.source_cluster_id == of
         return is_over and not unsaid_moves(control, brought, into_source)
 
-    of = of_target[link].source_cluster_id
+    of = into_target[link].source_cluster_id
     return next(filter(is_fit, (f"{link}-{number}" for number in count(2))))
 
 
@@ -55,20 +55,20 @@ def topics_to_bring_back(
     target: Cluster,
     link: str,
     forward: Mapping[str, LinkControl],
-    of_target: Mapping[str, LinkControl],
+    into_target: Mapping[str, LinkControl],
     home: Collection[str],
 ) -> LinkTopics:
     """The topics of the forward link whose promotion is to be undone, as far as it was not; if all are at `home`, those that are.
 
     Raises OptionError if nothing tells it.
     """
-    found = {name: c for name, c in sorted(_to_undo(link, forward, of_target, home).items()) if c.topics}
+    found = {name: c for name, c in sorted(_to_undo(link, forward, into_target, home).items()) if c.topics}
     topics: dict[str, LinkTopics] = {}
     past: set[str] = set()
     for name, control in found.items():
-        of_link = undone(control, of_target)
+        of_link = undone(control, into_target)
         past.update(of_link)
-        if (left := _left(control, of_target, home)) is not None:
+        if (left := _left(control, into_target, home)) is not None:
             whole = _by_their_names(LinkTopics.from_json(control.topics or ""))
             topics[name] = only_topics(left) if left and (of_link or any(map(whole.writes, home))) else whole
     if not topics and past:
@@ -99,15 +99,15 @@ def _by_their_names(topics: LinkTopics) -> LinkTopics:
     return LinkTopics(filters[0], also=tuple(filters[1:]))
 
 
-def _left(control: LinkControl, of_target: Mapping[str, LinkControl], home: Collection[str]) -> list[str] | None:
+def _left(control: LinkControl, into_target: Mapping[str, LinkControl], home: Collection[str]) -> list[str] | None:
     """What a promoted link has copied and nothing has brought home; None if all of it was.  Empty if its control names none."""
-    copied, past = copied_topics(control), {*undone(control, of_target), *home}
+    copied, past = copied_topics(control), {*undone(control, into_target), *home}
     left = [topic for topic in copied if topic not in past]
     return left if left or not copied else None
 
 
 def _to_undo(
-    link: str, forward: Mapping[str, LinkControl], of_target: Mapping[str, LinkControl], home: Collection[str]
+    link: str, forward: Mapping[str, LinkControl], into_target: Mapping[str, LinkControl], home: Collection[str]
 ) -> Mapping[str, LinkControl]:
     """The forward links that are promoted, and not undone as a whole; of those the one with the link's name, or those with topics that
     the link has had.
@@ -117,11 +117,11 @@ def _to_undo(
     """
     promoted = {name: c for name, c in forward.items() if c.is_promotion_begun}
     comparable = {name: c for name, c in promoted.items() if c.is_identical or c.is_of_unknown_source}
-    left = {name: _left(c, of_target, home) for name, c in comparable.items()}
+    left = {name: _left(c, into_target, home) for name, c in comparable.items()}
     last = {name: c for name, c in comparable.items() if left[name] is not None}
     meant = last or comparable or promoted or forward
     named = {link: forward[link]} if link in forward else {}
-    had = next((c for of in (of_target, forward) if (c := of.get(link)) is not None and c.topics), LinkControl())
+    had = next((c for of in (into_target, forward) if (c := of.get(link)) is not None and c.topics), LinkControl())
     shared = {name: c for name, c in meant.items() if any(map(had.writes, left.get(name) or copied_topics(c)))}
     if named and (link not in promoted or link in meant and (link in shared or not shared)):
         return named
@@ -202,7 +202,7 @@ def telling_of(
     )
 
 
-def begun(
+def begin_again(
     now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions, generation: int = 0
 ) -> LinkControl:
     """The control of a link that begins after what its target has; a new generation if the link ran before, from `generation` on."""

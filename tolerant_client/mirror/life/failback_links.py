@@ -20,27 +20,28 @@ from tolerant_client.mirror.state.topics import read_ids
 
 
 class Links(NamedTuple):
-    """What the controls say: of the `link` to prepare (`former`), of all `into_source` (links_into), and of those `of_target`.
+    """What the controls say: of the `link` to prepare (`former`), of all links `into_source`, and of those
+    `into_target`.
 
-    `forward` are those of them that have copied from our target to our source, or may have.  Promoted links `of_target` have only
-    topics that nobody has deleted, or made anew, since.
+    `read_into_source` is what links_into has read, None if we may not read it; `forward` are those of them that have copied from our
+    target to our source, or may have.  Promoted links `into_target` have only topics that nobody has deleted, or made anew, since.
     """
 
     link: str
     source_cluster_id: str | None
     former: LinkControl
-    into_source: Controls | None
+    read_into_source: Controls | None
     forward: Mapping[str, LinkControl]
-    of_target: Mapping[str, LinkControl]
+    into_target: Mapping[str, LinkControl]
 
     @property
-    def undoing(self) -> Mapping[str, LinkControl]:
+    def into_source(self) -> Mapping[str, LinkControl]:
         """The links into the source, as far as we may read them."""
-        return {} if self.into_source is None else self.into_source.links
+        return {} if self.read_into_source is None else self.read_into_source.links
 
     @property
     def home(self) -> dict[str, str]:
-        return at_home(self.undoing, self.of_target, self.source_cluster_id)
+        return at_home(self.into_source, self.into_target, self.source_cluster_id)
 
     def flow(self, names: Collection[str]) -> str:
         """The flow that is the link in a file, if a file names a forward link of these topics; else ""."""
@@ -55,12 +56,12 @@ class Links(NamedTuple):
 async def read_links(source: Cluster, target: Cluster, link: str) -> Links:
     """Reads the controls of both clusters; raises OptionError for a link of another source, or that is promoted by half."""
     cluster_id = await source.cluster_id()
-    former, of_target = await read_control_and_others(target, link)
+    former, into_target = await read_control_and_others(target, link)
     require_same_source(former, link, cluster_id)
     require_finished(former, link, target, source)
-    into_source = await links_into(source, None)
-    forward = dict(links_back(into_source, await target.cluster_id()))
-    return Links(link, cluster_id, former, into_source, forward, await _still_there(target, of_target))
+    read = await links_into(source, None)
+    forward = dict(links_back(read, await target.cluster_id()))
+    return Links(link, cluster_id, former, read, forward, await _still_there(target, into_target))
 
 
 async def _still_there(target: Cluster, controls: Mapping[str, LinkControl]) -> dict[str, LinkControl]:

@@ -60,7 +60,7 @@ from tolerant_client.mirror.life.promotion_steps import (
     end_map,
     fence_own,
     fenced_before,
-    moves_to_undo,
+    moves_to_source,
     promoted_link,
     require_fencing_right,
     require_reading_right,
@@ -203,11 +203,11 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
     if will_do:
         await require_reading_right(of, owners.own)
         producer_id = await require_fencing_right(of)
-        undoing = await moves_to_undo(of, source, control)
+        moves = await moves_to_source(of, source, control)
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
             begun, fences, owners = await fence_own(of, control, partitions, producer_id)
-            begun = replace(begun, undoes={**begun.undoes, **undoing})
+            begun = replace(begun, known_moves={**begun.known_moves, **moves})
             warnings += await end_map(of, begun)
             require_same_promotion(of, await read_control(target, link), begun)  # groups may read the target already
             ends = as_fenced(await _look_again(of, source, ends, of.knowing(control)), fences)

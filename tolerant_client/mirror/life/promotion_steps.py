@@ -61,7 +61,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, T
 from tolerant_client.mirror.state.link_topics import begun_partitions, is_heartbeats
 from tolerant_client.mirror.state.map_rows import MappedTopics, say_over
 from tolerant_client.mirror.state.map_topic import copier_id, has_map, lost_map, map_partition
-from tolerant_client.mirror.state.moves import next_move_ms, seen_moves, undoes
+from tolerant_client.mirror.state.moves import known_moves, next_move_ms, seen_moves
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import read_ids
 
@@ -338,7 +338,7 @@ async def _mapped(of: PromotedLink, fenced: Collection[TopicPartition]) -> dict[
     return {}
 
 
-async def moves_to_undo(of: PromotedLink, source: Cluster, known: LinkControl) -> dict[str, int]:
+async def moves_to_source(of: PromotedLink, source: Cluster, known: LinkControl) -> dict[str, int]:
     """When topics of the link were last moved to its source, as the controls there say now; none if we may not read them.
 
     Of a link whose control is `known` and that is promoted by half, not those that it has moved: these may have moved on since.
@@ -348,7 +348,7 @@ async def moves_to_undo(of: PromotedLink, source: Cluster, known: LinkControl) -
         return {}
     moved = {source.topic_of(name) for name in seen_moves(controls.links)}
     moved -= known.primary_since.keys() if known.is_half_promoted else set()
-    return undoes(controls.links, filter(of.topics.writes, moved), source.wire_topic)
+    return known_moves(controls.links, filter(of.topics.writes, moved), source.wire_topic)
 
 
 async def _topics_moved_now(
@@ -380,7 +380,7 @@ async def write_end(
 ) -> None:
     """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good, without what is `gone`.
 
-    `begun` is the control that fence_own wrote, with the moves_to_undo; it is written again if it was deleted meanwhile.  If the target takes no record
+    `begun` is the control that fence_own wrote, with the moves_to_source; it is written again if it was deleted meanwhile.  If the target takes no record
     of that size, it leaves out where they end, and at last which logs it found that the link had begun: then that is unknown later.
     """
     moved, cluster_id = await _topics_moved_now(of, begun, report, unfenced), await of.target.cluster_id()
@@ -396,11 +396,13 @@ async def write_end(
         end = end.with_gone(gone, is_translated=of.is_translated)
         end = of.with_found(end, producer_id) if end.is_fenced else end
         end = replace(end, primary_since={**now.primary_since, **moved}, target_cluster_id=cluster_id)
-        end = replace(end, undoes={**now.undoes, **begun.undoes})
+        end = replace(end, known_moves={**now.known_moves, **begun.known_moves})
         less = replace(end, copied_until={}, mapped=now.mapped)
         since_ms = max((topic.since_ms for topic in moved.values()), default=now.unsaid_since_ms)
         said = {name: topic for name, topic in now.primary_since.items() if name not in moved}
-        least = replace(less, begun=now.begun, primary_since=said, unsaid_since_ms=since_ms, undoes=now.undoes)
+        least = replace(
+            less, begun=now.begun, primary_since=said, unsaid_since_ms=since_ms, known_moves=now.known_moves
+        )
         return (end, less, least)[size]
 
     for size in range(3):

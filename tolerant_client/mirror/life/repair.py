@@ -122,7 +122,7 @@ async def _forget(target: Cluster, link: str) -> None:
             generation=now.generation,
             others=now.others,
             primary_since=now.primary_since,
-            undoes=now.undoes,
+            known_moves=now.known_moves,
             target_cluster_id=now.target_cluster_id,
         )
 

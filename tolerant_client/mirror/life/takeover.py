@@ -24,7 +24,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster
 from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.engine.translated.copy_transaction import require_renewing
-from tolerant_client.mirror.life.failback_decision import begun, is_live
+from tolerant_client.mirror.life.failback_decision import begin_again, is_live
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.life.shared_log import shared_partitions
 from tolerant_client.mirror.logs.bisection import first_difference_of_logs
@@ -311,7 +311,7 @@ async def take_over(
         def change(now: LinkControl) -> LinkControl:
             if own:
                 return replace(now, adopted={**now.adopted, **adopted})
-            return begun(now, cluster_id, topics, adopted)
+            return begin_again(now, cluster_id, topics, adopted)
 
         await update_control(target, link, change)
     return TakeoverReport(link, offsets, is_dry_run, is_done, tuple(found), wrong)

@@ -1,7 +1,7 @@
 """Tells a client that a promotion has moved when the way back is promoted, so that it goes home.
 
 Laws:
-- A link's control has the last moves of its topics to its source that its start, or failback, has seen (LinkControl.undoes).  A client
+- A link's control has the last moves of its topics to its source that its start, or failback, has seen (LinkControl.known_moves).  A client
   follows, into the cluster that it has left, a link from the cluster where it is that knew of the client's own move.  So nobody has to
   name the way back, and an older one says nothing, whatever was lost or renamed since: moves are in one order (moves.py).  So links
   lead nobody in a circle, and need no other proof that they are the client's.
@@ -19,7 +19,8 @@ Laws:
 - A record of a link back that cannot be read tells nothing: the one before it counts, as for everybody who looks at all links.
 - Who learns late of a promotion may learn at once of those that followed: it goes where the last one has led, and nowhere in between.
   So the cluster that it would leave is asked for FIRST_WORD_S, for PROMPT_S only where no other promotion can have followed yet.
-- The cluster that the client has left is asked what its group has committed there, once all that move together have gone.
+- The cluster that the client has left is asked what its group has committed there, once all that move together have gone, and again
+  after _COMMITS_PAUSE_S, since members that begin wait for it.
 - A client that is made RECENT_S after a promotion, by the clocks of both, does not ask where its group was before: an operator may have
   set, or deleted, what it has committed where it begins, or created the topic again.
 - The cluster that the client has left may be lost for good: it is asked again for as long as the client lives, PAUSE apart, and nobody
@@ -57,6 +58,7 @@ from tolerant_client.stock.moving import Destination
 log = logging.getLogger(__name__)
 
 PAUSE: Final = Backoff(0.1, 10.0)
+_COMMITS_PAUSE_S: Final = 0.1
 RECENT_S: Final = 120.0  # since a promotion
 _TELLS_MS: Final = 1_000  # for which the cluster where the client is may take to connect, and to tell its topics
 
@@ -152,7 +154,7 @@ class WayBack(LinkWatch):
                 return
             except Exception as error:  # the cluster may be lost, or tell nobody
                 log.debug("What group %s had committed on the %s: %s", group, self.cluster.name, text_of(error))
-            await self._net.sleep(PAUSE.pause_s(1))
+            await self._net.sleep(_COMMITS_PAUSE_S)
 
     @property
     def unknown(self) -> str:
@@ -195,11 +197,11 @@ class WayBack(LinkWatch):
             home = {link: brings[link] - _lost(control, brings[link], there) for link, control in promoted.items()}
             if needed.isdisjoint(self._topics()) and not needed.isdisjoint(there):
                 # A client without topics: what nobody is to bring home was retired, or created again, there.
-                at_home = set().union(*home.values())
+                is_home = set().union(*home.values())
                 coming = set().union(*(brings[link] for link in links.keys() - promoted.keys()))
                 for link, control in promoted.items():
                     moved = {p.topic for p in control.copied_until}
-                    home[link] = brings[link] & (at_home | moved - coming)
+                    home[link] = brings[link] & (is_home | moved - coming)
             brings |= home
         return next((link for link in sorted(links) if brings[link] == needed), None)
 

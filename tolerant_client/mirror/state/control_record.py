@@ -13,7 +13,7 @@ A record's key is the link, its value JSON:
      "empty_until": {"orders": {"0": 1201}}, "map_id": null, "promotion": null, "maybe_begun": [["old", 0]],
      "mapped": {"clicks": [["source's topic id", "target's topic id", [[0, 4]]]]}, "primary_since":
      {"orders": [1763775000000, "target's topic id"]}, "unsaid_since_ms": null, "target_cluster_id": "...",
-     "undoes": {"orders": 1763774000000}}
+     "known_moves": {"orders": 1763774000000}}
 
 Laws:
 - A record is complete in itself; fields that we do not know are kept as they are.

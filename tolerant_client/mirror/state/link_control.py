@@ -77,7 +77,7 @@ class LinkControl:
     translated offsets had copied, as its map said when it was fenced; GONE are those that neither cluster had then.
     `primary_since` has the topics that promotions of this link with identical offsets have moved to its target, also once it begins
     again (moves.py); where the target took no record with them, `unsaid_since_ms` says when the last one was.  `target_cluster_id` is
-    the id of the target that they were moved to.  `undoes`: when topics of the link were last moved to its source, as a start, or
+    the id of the target that they were moved to.  `known_moves`: when topics of the link were last moved to its source, as a start, or
     failback, has seen there.
     `written_ms`: when its record was, by its writer's clock.  `is_hidden`: we may not read it, so nothing of it is known; no record has it.
     """
@@ -111,7 +111,7 @@ class LinkControl:
     primary_since: Mapping[str, MovedTopic] = field(default_factory=dict)
     target_cluster_id: str | None = None
     unsaid_since_ms: Moment | None = None
-    undoes: Mapping[str, Moment] = field(default_factory=dict)
+    known_moves: Mapping[str, Moment] = field(default_factory=dict)
     written_ms: Whole = field(default=0, compare=False)
 
     @property
@@ -334,7 +334,7 @@ class LinkControl:
     def brings_back(self, name: str, moved_to: str | None, moved_ms: int) -> bool:
         """Whether the link copies, or has copied, a topic back that was moved then to this cluster (None: unknown, so any)."""
         is_its_source = moved_to is None or moved_to == self.source_cluster_id
-        return is_its_source and self.undoes.get(name, -1) >= moved_ms and self.writes(name)
+        return is_its_source and self.known_moves.get(name, -1) >= moved_ms and self.writes(name)
 
     def require_kind(self, link: str, *, is_translated: bool) -> None:
         """Raises LinkKindError if the link has begun with offsets of the other kind, and is not over: then it may begin again."""

@@ -2,7 +2,7 @@
 
 Laws:
 - A promotion writes when it has moved each topic (LinkControl.primary_since): after every move that its target knows of, and after the
-  topic's last move to its source that the link's start, failback, or `promote` has seen there (`undoes`), or that a link which copies it
+  topic's last move to its source that the link's start, failback, or `promote` has seen there (`known_moves`), or that a link which copies it
   to there had seen so: a way home may go over a third cluster.  So the moves of a topic to and
   fro are in one order, whatever the clocks say; where the controls could not be read, or for a failover of a link that was started
   before its source's own promotion, the clocks decide.
@@ -30,7 +30,7 @@ class Move(NamedTuple):
 
 
 def copied_topics(control: LinkControl) -> list[str]:
-    """What a promoted link has copied, as far as its control says it, but for heartbeats, which are no data."""
+    """The topics that a link has copied or begun, as far as its control says it, without heartbeats, which are no data."""
     names = {p.topic for p in (*control.copied_until, *control.begun)}
     topics = None if control.topics is None else LinkTopics.from_json(control.topics)
     return sorted(name for name in names if topics is None or not is_heartbeats(topics, name))
@@ -42,41 +42,42 @@ def moved_topics(control: LinkControl) -> dict[str, int]:
     return {name: since_ms for name, since_ms in said.items() if since_ms is not None}
 
 
-def last_moves(links: Mapping[str, LinkControl]) -> dict[str, Move]:
-    """The last move of each topic to the cluster of these links."""
-    return _last(links, lambda control, name, since_ms: True)
-
-
-def _last(links: Mapping[str, LinkControl], counts: Callable[[LinkControl, str, int], bool]) -> dict[str, Move]:
+def last_moves(
+    links: Mapping[str, LinkControl], counts: Callable[[LinkControl, str, int], bool] | None = None
+) -> dict[str, Move]:
+    """The last move of each topic to the cluster of these links; if only some moves are to count, `counts` tells which."""
     found: dict[str, Move] = {}
     for link, control in links.items():
         for name, since_ms in moved_topics(control).items():
-            if counts(control, name, since_ms):
+            if counts is None or counts(control, name, since_ms):
                 found[name] = max(found.get(name, Move(-1, "")), Move(since_ms, link))
     return found
 
 
 def taken_on(
-    links: Mapping[str, LinkControl], since: Mapping[str, int | None], cluster_id: str | None
+    links: Mapping[str, LinkControl], moved_there: Mapping[str, int | None], cluster_id: str | None
 ) -> dict[str, str]:
-    """Which of these links has last taken each topic on from a cluster, to which it was moved `since` then (None: never)."""
+    """The link that has last moved each topic on from the cluster with this id, if one of these links has.
+
+    `moved_there`: when each topic was last moved to that cluster (None: never).
+    """
 
     def counts(control: LinkControl, name: str, moved_ms: int) -> bool:
-        if name not in since:
+        if name not in moved_there:
             return False
-        there_ms = since[name]
+        there_ms = moved_there[name]
         if there_ms is not None and moved_ms <= there_ms:
             return False
-        knew = there_ms is not None and control.undoes.get(name, -1) >= there_ms
+        knew = there_ms is not None and control.known_moves.get(name, -1) >= there_ms
         return knew or cluster_id is None or control.may_copy_from(cluster_id)
 
-    return {name: move.link for name, move in _last(links, counts).items()}
+    return {name: move.link for name, move in last_moves(links, counts).items()}
 
 
-def undone(control: LinkControl, back: Mapping[str, LinkControl]) -> dict[str, str]:
-    """The topics that this link's promotion has moved, and a link `back` into its source has taken on since; and which one."""
-    since = {name: since_ms for name, since_ms in moved_topics(control).items() if control.has_moved(name)}
-    return taken_on(back, since, control.target_cluster_id)
+def undone(control: LinkControl, into_source: Mapping[str, LinkControl]) -> dict[str, str]:
+    """The topics that this link's promotion has moved, and a link `into_source`, its source, has taken on since; and which one."""
+    moved_there = {name: since_ms for name, since_ms in moved_topics(control).items() if control.has_moved(name)}
+    return taken_on(into_source, moved_there, control.target_cluster_id)
 
 
 def unsaid_moves(former: LinkControl, brought: Collection[str], into_source: Mapping[str, LinkControl]) -> list[str]:
@@ -95,21 +96,23 @@ def at_home(
 ) -> dict[str, str]:
     """The topics of which the target is the primary, and the link that has brought each from the source, the cluster with this id."""
     there = last_moves(into_source)
-    since = {name: there[name].since_ms if name in there else None for name in last_moves(into_target)}
-    return taken_on(into_target, since, source_id)
+    moved_there = {name: there[name].since_ms if name in there else None for name in last_moves(into_target)}
+    return taken_on(into_target, moved_there, source_id)
 
 
 def seen_moves(links: Mapping[str, LinkControl]) -> dict[str, int]:
     """When each topic was last moved to the cluster of these links, or to another one whose moves a link that copies it there knows of."""
     found = {name: move.since_ms for name, move in last_moves(links).items()}
     for control in links.values():
-        for name, since_ms in control.undoes.items():
+        for name, since_ms in control.known_moves.items():
             if control.writes(name):
                 found[name] = max(found.get(name, -1), since_ms)
     return found
 
 
-def undoes(links: Mapping[str, LinkControl], topics: Iterable[str], wire_topic: Callable[[str], str]) -> dict[str, int]:
+def known_moves(
+    links: Mapping[str, LinkControl], topics: Iterable[str], wire_topic: Callable[[str], str]
+) -> dict[str, int]:
     """When these topics were last moved, as seen_moves; the name of each on the cluster of these links is its `wire_topic`."""
     moves = seen_moves(links)
     return {name: moves[there] for name in topics if (there := wire_topic(name)) in moves}
@@ -117,5 +120,7 @@ def undoes(links: Mapping[str, LinkControl], topics: Iterable[str], wire_topic: 
 
 def next_move_ms(links: Collection[LinkControl], now_ms: int) -> int:
     """The moment of a move to the cluster of these links: now, but after all that they know of."""
-    known = [since_ms for control in links for since_ms in (*control.undoes.values(), *moved_topics(control).values())]
+    known = [
+        since_ms for control in links for since_ms in (*control.known_moves.values(), *moved_topics(control).values())
+    ]
     return max(now_ms, max(known, default=0) + 1)

@@ -31,7 +31,7 @@ from tolerant_client.mirror.life.failback_blockers import (
 )
 from tolerant_client.mirror.life.failback_decision import (
     Decision,
-    begun,
+    begin_again,
     name_beside,
     telling_of,
     topics_to_bring_back,
@@ -228,7 +228,7 @@ def test_a_link_that_begins_again_has_nothing_of_its_former_logs() -> None:
     former = LinkControl(
         producer_ids=(OURS,), is_promotion_begun=True, begun=BEGUN, log_starts={TopicPartition("own", 0): 40}
     )
-    now = begun(former, "A", LinkTopics.of("orders"), {TopicPartition("orders", 0): 500})
+    now = begin_again(former, "A", LinkTopics.of("orders"), {TopicPartition("orders", 0): 500})
     assert (now.log_starts, now.begun, now.generation) == ({}, {}, 1)
 
 
@@ -538,8 +538,8 @@ def test_what_the_target_took_into_partitions_that_the_source_never_got_is_told_
     assert drive(unshared_logs(target, target, ["orders"])) == []  # type: ignore[arg-type]
 
 
-def chosen(link: str, forward: dict[str, LinkControl], of_target: dict[str, LinkControl] = {}) -> LinkTopics:
-    return topics_to_bring_back(CLUSTER, CLUSTER, link, forward, of_target, at_home(forward, of_target, None))
+def chosen(link: str, forward: dict[str, LinkControl], into_target: dict[str, LinkControl] = {}) -> LinkTopics:
+    return topics_to_bring_back(CLUSTER, CLUSTER, link, forward, into_target, at_home(forward, into_target, None))
 
 
 def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed() -> None:
@@ -548,7 +548,7 @@ def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed()
     undone, of_other = moved("orders", 2), moved("users", 2)
     with pytest.raises(OptionError, match="Give --topics.* tells of no link from this target"):
         chosen("back", {})
-    for link, forward, of_target, topics in (
+    for link, forward, into_target, topics in (
         ("back", {"there": there}, {}, "orders|audit"),
         ("back", {"there": there, "clicks": translated}, {}, "orders|audit"),
         ("back", {"clicks": translated}, {}, "clicks"),  # which is refused with the reason
@@ -569,25 +569,27 @@ def test_topics_that_nobody_names_are_those_of_the_last_move_and_never_guessed()
         ("back", {"there": moved("orders|audit", 3), "other": other}, {"x": undone}, None),
     ):
         if topics is not None:
-            assert str(chosen(link, forward, of_target)) == topics
+            assert str(chosen(link, forward, into_target)) == topics
             continue
         with pytest.raises(OptionError, match="Links other, there have copied different topics"):
-            chosen(link, forward, of_target)
+            chosen(link, forward, into_target)
     with pytest.raises(OptionError, match="Links other, there have copied different topics .* nothing tells") as told:
         chosen("back", {"there": there, "other": other, "clicks": translated})
     assert "for what link there has copied: tolerant-kafka failback" in str(told.value)
     assert "--link back --topics 'orders|audit'" in str(told.value) and "clicks" not in str(told.value)
-    with pytest.raises(OptionError, match="link there has copied: [^;]* --topics audit; .*--topics users") as told:
+    with pytest.raises(OptionError, match="link there has copied: [^;]* --topics audit; .*--topics users"):
         chosen("back", {"there": moved("orders|audit"), "users": other}, {"x": undone})
 
 
 @pytest.mark.parametrize("link", ["there", "back", "another"])
 def test_what_is_home_is_not_brought_back_again(link: str) -> None:
     """Whatever the link is called that is to bring it: the one that was promoted first, the one that has undone that, or a new one."""
-    forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", 2)}
-    assert at_home(forward, of_target, None) == {"orders": "back", "audit": "back"}
-    assert str(chosen(link, forward, of_target)) == "audit,orders", "which are then refused"
-    text = home_texts(at_home(forward, of_target, None), link, ["audit", "orders"], of_target, forward, typed)["audit"]
+    forward, into_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", 2)}
+    assert at_home(forward, into_target, None) == {"orders": "back", "audit": "back"}
+    assert str(chosen(link, forward, into_target)) == "audit,orders", "which are then refused"
+    text = home_texts(at_home(forward, into_target, None), link, ["audit", "orders"], into_target, forward, typed)[
+        "audit"
+    ]
     assert re.search("Topic audit .* copy of link back, which was promoted: .* is its primary", text)
     assert "tolerant-kafka failback with source and target exchanged" in text
     assert re.search("if the target was lost since, .* do not exchange them, but delete the topic on the target", text)
@@ -603,8 +605,8 @@ def typed(link: str, names: Collection[str]) -> str:
 
 @pytest.mark.parametrize("link", ["there", "back", "another"])
 def test_what_is_copied_back_apart_from_what_came_home_with_it_takes_its_clients_along(link: str) -> None:
-    forward, of_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", 2)}
-    (text,) = home_texts({"audit": "back"}, link, ["audit"], of_target, forward, typed).values()
+    forward, into_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", 2)}
+    (text,) = home_texts({"audit": "back"}, link, ["audit"], into_target, forward, typed).values()
     assert re.search(
         "run this again: it is copied back whole. Its clients with standby= stay .* link back has led them", text
     )
@@ -751,11 +753,11 @@ def test_a_link_back_says_which_moves_it_undoes_and_keeps_what_it_knew_of_other_
 
     monkeypatch.setattr(failback, "update_control", update)
     monkeypatch.setattr(failback, "_unused_generation", unused)
-    former = moved("orders", 3, undoes={"orders": 2, "users": 1})
+    former = moved("orders", 3, known_moves={"orders": 2, "users": 1})
     links = failback_links.Links("back", "b", former, None, {}, {})
     found = Decision((), (), {}, ())
     drive(failback._begin(CLUSTER, links, LinkTopics.of("users"), found, {"users": 5}))
-    assert changes[0](former).undoes == {"orders": 2, "users": 5}
+    assert changes[0](former).known_moves == {"orders": 2, "users": 5}
 
 
 def test_what_was_paused_before_the_promotion_is_told() -> None:

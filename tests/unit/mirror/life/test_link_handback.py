@@ -13,7 +13,7 @@ from spark_integration.cli.exits import exit_code
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TolerantClientError
 from tolerant_client.mirror.life import handback
-from tolerant_client.mirror.life.failback import begun, is_live
+from tolerant_client.mirror.life.failback import begin_again, is_live
 from tolerant_client.mirror.life.handback import HandedPartition, decide_positions, hand_back, require_ran
 from tolerant_client.mirror.state.control_record import decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -164,7 +164,7 @@ def test_a_link_that_was_handed_back_copies_nothing_until_it_is_taken_over_again
     with pytest.raises(LinkPromotedError, match="take-over"):
         handed.require_not_promoted("A-B", target)
     assert is_live(RAN) and not is_live(handed)
-    again = begun(handed, "one", TOPICS, {PLACE: 150})
+    again = begin_again(handed, "one", TOPICS, {PLACE: 150})
     again.require_not_promoted("A-B", target)
     assert (again.generation, again.producer_ids, again.adopted) == (1, (), {PLACE: 150})
-    assert begun(again, "one", TOPICS, {PLACE: 150}) == again, "run twice it says the same"
+    assert begin_again(again, "one", TOPICS, {PLACE: 150}) == again, "run twice it says the same"

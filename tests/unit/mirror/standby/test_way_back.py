@@ -33,13 +33,13 @@ LEFT = LinkControl(
 )
 
 
-def back(*topics: str, undoes: int | None, **said: Any) -> LinkControl:
+def back(*topics: str, knows: int | None, **said: Any) -> LinkControl:
     """A link with these topics, which knows of the last moves to its source then."""
     known: dict[str, Any] = {"topics": LinkTopics(TopicFilter(topics)).to_json(), "source_cluster_id": "of-b"}
     if said.get("is_promotion_begun"):
-        known["primary_since"] = dict.fromkeys(topics, MovedTopic((undoes or 0) + 1))
-    moves = {} if undoes is None else dict.fromkeys(topics, undoes)
-    return LinkControl(**{**known, **said}, undoes=moves, producer_ids=(7,))
+        known["primary_since"] = dict.fromkeys(topics, MovedTopic((knows or 0) + 1))
+    moves = {} if knows is None else dict.fromkeys(topics, knows)
+    return LinkControl(**{**known, **said}, known_moves=moves, producer_ids=(7,))
 
 
 class Home:
@@ -141,13 +141,13 @@ def watched(home: Home, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_link_that_undoes_this_very_promotion_is_followed(home: Home, watched: Watched) -> None:
     assert watched.control().is_unwritten
-    home.has("older", back("orders", "audit", undoes=1, is_promotion_begun=True, is_fenced=True))
-    home.has("first", back("orders", "audit", undoes=None))
-    home.has("of another", back("orders", "audit", undoes=9, source_cluster_id="of-c"))
+    home.has("older", back("orders", "audit", knows=1, is_promotion_begun=True, is_fenced=True))
+    home.has("first", back("orders", "audit", knows=None))
+    home.has("of another", back("orders", "audit", knows=9, source_cluster_id="of-c"))
     assert watched.control().is_unwritten
-    home.has("B-A", back("orders", "audit", undoes=2))
+    home.has("B-A", back("orders", "audit", knows=2))
     assert watched.control().producer_ids and watched.watch.link == "B-A"
-    third = back("orders", "audit", undoes=3, is_promotion_begun=True, is_fenced=True)
+    third = back("orders", "audit", knows=3, is_promotion_begun=True, is_fenced=True)
     home.has("B-A", third)
     assert watched.control().is_promoted, "who has slept through the third"
 
@@ -163,15 +163,15 @@ def test_what_was_read_is_neither_read_nor_decoded_again(
         return control_record.controls_of(of, begun_of)
 
     monkeypatch.setattr(way_back, "controls_of", controls_of)
-    home.has("B-A", back("orders", "audit", undoes=2))
-    home.has("C-A", back("orders", "audit", undoes=1))
+    home.has("B-A", back("orders", "audit", knows=2))
+    home.has("C-A", back("orders", "audit", knows=1))
     for _ in range(3):
         assert not watched.control().is_unwritten
     assert home.read == sorted(decoded) == [0, 1]
-    home.has("C-A", back("orders", "audit", undoes=1))
-    assert watched.control().undoes == {"orders": 2, "audit": 2}
+    home.has("C-A", back("orders", "audit", knows=1))
+    assert watched.control().known_moves == {"orders": 2, "audit": 2}
     assert home.read == sorted(decoded) == [0, 1, 2]
-    home.has("B-A", back("orders", "audit", undoes=1))
+    home.has("B-A", back("orders", "audit", knows=1))
     assert watched.control().is_unwritten, "it undoes an earlier promotion now"
     home.is_there = False
     assert watched.control().is_unwritten, "the topic was deleted"
@@ -187,9 +187,9 @@ def test_links_back_that_are_read_in_pieces_are_those_of_the_whole_topic(
     def value(offset: int) -> bytes | None:
         if rng.random() < 0.3:
             return rng.choice([None, *unreadable])
-        undoes = rng.choice([None, 1, 2, 3])
+        knows = rng.choice([None, 1, 2, 3])
         knew = rng.choice([0, offset, max(0, offset - 1), offset + 5])
-        return encode_control(back("orders", undoes=undoes, generation=offset), 1_000 + offset, knew)
+        return encode_control(back("orders", knows=knows, generation=offset), 1_000 + offset, knew)
 
     keys = [b"B-A", b"C-A", b"no name\xff", b"", "D-é".encode(), None]
     log = [Record(offset, 0, rng.choice(keys), value(offset)) for offset in range(rng.randrange(2, 25))]
@@ -197,7 +197,7 @@ def test_links_back_that_are_read_in_pieces_are_those_of_the_whole_topic(
         home.log += log[len(home.log) :][: rng.randrange(1, 9)]
         watched.watch._net.run(watched.watch._back.follow)
         links = control_record.controls_of(home.log, None).links
-        assert watched.watch._back.links == {n: c for n, c in links.items() if c.undoes.get("orders", 0) >= 2}
+        assert watched.watch._back.links == {n: c for n, c in links.items() if c.known_moves.get("orders", 0) >= 2}
 
 
 def test_the_cluster_that_the_client_has_left_is_asked_for_its_groups_commits_until_it_tells(
@@ -227,13 +227,13 @@ def test_a_promotion_is_recent_as_far_as_the_clocks_of_both_tell(since_s: float,
 
 
 def test_a_link_that_copies_back_a_part_is_not_followed(home: Home, watched: Watched) -> None:
-    home.has("one", back("orders", undoes=2))
-    home.has("other", back("audit", undoes=2))
+    home.has("one", back("orders", knows=2))
+    home.has("other", back("audit", knows=2))
     with pytest.raises(
         OptionError, match=r"Links one, other copy back parts .* none all that the client needs \(audit, orders\)"
     ):
         watched.control()
-    home.has("whole", back("audit", "orders", "more", undoes=2))
+    home.has("whole", back("audit", "orders", "more", knows=2))
     assert not watched.control().is_unwritten and watched.watch.link == "whole"
 
 
@@ -241,10 +241,10 @@ def test_a_client_without_topics_waits_for_a_link_back_of_all_that_was_copied(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Watched(home, monkeypatch)
-    home.has("part", back("orders", undoes=2, is_promotion_begun=True, is_fenced=True))
+    home.has("part", back("orders", knows=2, is_promotion_begun=True, is_fenced=True))
     with pytest.raises(OptionError, match=r"none all that the client needs \(audit, orders\)"):
         one.control()
-    home.has("whole", back("audit", "orders", undoes=2))
+    home.has("whole", back("audit", "orders", knows=2))
     asked = len(one.asked)
     assert one.control().producer_ids and one.watch.link == "whole"
     assert len(one.asked) == asked, "nothing is missing"
@@ -256,7 +256,7 @@ def test_a_topic_that_was_deleted_where_the_client_is_holds_it_no_longer(
     home: Home, has_topics: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Watched(home, monkeypatch, *(["orders", "audit"] if has_topics else []))
-    home.has("B-A", back("orders", undoes=2))
+    home.has("B-A", back("orders", knows=2))
     assert one.follows is None
     one.has -= {"audit"}
     assert one.follows == "B-A"
@@ -284,7 +284,7 @@ def test_a_topic_that_was_created_again_where_the_client_is_holds_it_no_longer(
 ) -> None:
     ids = {TopicPartition(topic, n): TopicIds("s", target) for n, (topic, target) in enumerate(begun)}
     one = Watched(home, monkeypatch, "orders", "audit", left=replace(LEFT, begun=ids))
-    home.has("B-A", back("orders", undoes=2))
+    home.has("B-A", back("orders", knows=2))
     one.ids = {"orders": "t1", "audit": now}
     assert one.follows == follows
     to = one.watch.destination(None)
@@ -296,7 +296,7 @@ def promoted_back(*topics: str, begun: dict[str, str], **said: Any) -> LinkContr
     """A link home that is promoted, and had begun these topics, with these ids."""
     logs = {TopicPartition(topic, 0): TopicIds("s", target) for topic, target in begun.items()}
     said = {"copied_until": dict.fromkeys(logs, 5), **said}
-    return back(*topics, undoes=2, is_promotion_begun=True, is_fenced=True, begun=logs, **said)
+    return back(*topics, knows=2, is_promotion_begun=True, is_fenced=True, begun=logs, **said)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,6 @@ def test_a_topic_that_was_deleted_at_home_since_its_way_back_was_promoted_is_not
     is_home: bool,
     more: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     one = Watched(home, monkeypatch, "audit", *more)
     home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": begun}))
@@ -328,7 +327,7 @@ def test_a_topic_that_was_deleted_at_home_since_its_way_back_was_promoted_is_not
     if not is_home:
         with pytest.raises(OptionError, match=r"as far as it is still there, and none all that the client needs \("):
             one.control()
-        home.has("again", back("audit", *more, undoes=2))
+        home.has("again", back("audit", *more, knows=2))
         assert one.follows == "again" and not one.control().is_promoted, "which brings it home"
     one.close()
 
@@ -338,7 +337,7 @@ def test_a_client_whose_topics_are_home_goes_there_whatever_became_of_others(
 ) -> None:
     one = Watched(home, monkeypatch, "orders")
     home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": "t2"}))
-    home.has("again", back("audit", undoes=2))
+    home.has("again", back("audit", knows=2))
     one.home_ids, one.home_has = {"orders": "t1"}, {CONTROL_TOPIC, "orders"}
     assert one.follows == "B-A" and one.control().is_promoted
     assert set().union(*one.home_asked) == {CONTROL_TOPIC, "orders"}, "and nothing else is asked"
@@ -346,7 +345,7 @@ def test_a_client_whose_topics_are_home_goes_there_whatever_became_of_others(
 
 
 def test_a_link_back_that_is_not_promoted_asks_nobody_what_is_home(home: Home, watched: Watched) -> None:
-    home.has("B-A", back("orders", "audit", undoes=2))
+    home.has("B-A", back("orders", "audit", knows=2))
     assert watched.follows == "B-A" and not watched.home_asked
 
 
@@ -392,7 +391,7 @@ def test_a_client_without_topics_is_held_by_what_another_link_is_to_bring_home(
     home.has("B-A", promoted_back("orders", "audit", begun={"orders": "t1", "audit": "t2"}, copied_until=ends))
     if again is not None:
         is_over = again == "promoted"
-        home.has("again", promoted_back("audit", begun={"audit": "t3"}) if is_over else back("audit", undoes=2))
+        home.has("again", promoted_back("audit", begun={"audit": "t3"}) if is_over else back("audit", knows=2))
     one.home_ids = {"orders": "t1", "audit": audit or ""}
     one.home_has -= {"audit"} if audit is None else set()
     assert one.follows == follows
@@ -405,10 +404,10 @@ def test_a_client_whose_topics_were_all_deleted_is_one_without_topics(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Watched(home, monkeypatch, "audit")
-    home.has("none of them", back("more", undoes=2))
+    home.has("none of them", back("more", knows=2))
     one.has -= {"audit"}
     assert one.follows is None
-    home.has("B-A", back("orders", undoes=2))
+    home.has("B-A", back("orders", knows=2))
     assert one.follows == "B-A"
     one.close()
 
@@ -420,9 +419,9 @@ def test_a_client_whose_topics_were_all_created_again_stays_with_them(
     ids = {TopicPartition("orders", 0): TopicIds("s", "t1"), TopicPartition("audit", 0): TopicIds("s", "t2")}
     one = Watched(home, monkeypatch, "audit", left=replace(LEFT, begun=ids))
     one.ids = {"orders": "t1", "audit": "t3"}
-    home.has("B-A", back("orders", undoes=2))
+    home.has("B-A", back("orders", knows=2))
     assert one.follows is None
-    home.has("B-A", back("orders", "audit", undoes=2))
+    home.has("B-A", back("orders", "audit", knows=2))
     assert one.follows == "B-A"
     one.close()
 
@@ -434,7 +433,7 @@ def test_a_link_of_other_topics_is_no_way_back(
 ) -> None:
     """In an active/active pair it copies what the other cluster has of its own, all the time."""
     one = Watched(home, monkeypatch, *needs)
-    home.has("M", back("own", undoes=2, **{"is_promotion_begun": True, "is_fenced": True} if is_over else {}))
+    home.has("M", back("own", knows=2, **{"is_promotion_begun": True, "is_fenced": True} if is_over else {}))
     assert one.control().is_unwritten
     one.close()
 
@@ -444,14 +443,14 @@ def test_a_promotion_that_is_not_later_leads_nobody_back(home: Home, watched: Wa
     over: dict[str, Any] = {"is_promotion_begun": True, "is_fenced": True}
     for orders, audit, leads in ((2, 2, False), (3, 2, False), (3, None, False), (3, 3, True)):
         said = {name: MovedTopic(ms) for name, ms in (("orders", orders), ("audit", audit)) if ms is not None}
-        home.has("B-A", back("orders", "audit", undoes=2, **over, primary_since=said))
+        home.has("B-A", back("orders", "audit", knows=2, **over, primary_since=said))
         assert (watched.follows == "B-A") == leads
 
 
 def test_each_topic_has_its_own_last_move(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """The failover of the rest, which had no leader, is finished once the first topic has come home."""
     late = replace(LEFT, primary_since={"orders": MovedTopic(2), "audit": MovedTopic(5)})
-    home.has("B-A", back("orders", undoes=2, is_promotion_begun=True, is_fenced=True))
+    home.has("B-A", back("orders", knows=2, is_promotion_begun=True, is_fenced=True))
     for needs, leads in ((("orders",), True), (("audit",), False), ((), False)):
         one = Watched(home, monkeypatch, *needs, left=late)
         assert (one.follows == "B-A") == leads
@@ -460,7 +459,7 @@ def test_each_topic_has_its_own_last_move(home: Home, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("unknown", ["silent", "hidden", "knows no topic yet"])
 def test_topics_of_which_nothing_is_told_hold_a_client(home: Home, watched: Watched, unknown: str) -> None:
-    home.has("B-A", back("orders", undoes=2))
+    home.has("B-A", back("orders", knows=2))
     watched.has = {CONTROL_TOPIC, "orders"} if unknown != "knows no topic yet" else set()
     watched.silence = Errors.KafkaConnectionError("refused") if unknown == "silent" else None
     watched.hides = {"audit"} if unknown == "hidden" else set()
@@ -473,13 +472,13 @@ def test_heartbeats_hold_nobody(home: Home, monkeypatch: pytest.MonkeyPatch) -> 
     for needs in [(), ("orders", "A.heartbeats")]:
         one = Watched(home, monkeypatch, *needs, left=replace(LEFT, topics=topics.to_json(), copied_until=ends))
         one.has |= {"A.heartbeats"}
-        home.has("B-A", back("orders", undoes=2))
+        home.has("B-A", back("orders", knows=2))
         assert one.follows == "B-A" and not one.asked
         one.close()
 
 
 def test_a_link_back_with_translated_offsets_is_not_followed(home: Home, watched: Watched) -> None:
-    home.has("B-A", back("orders", "audit", undoes=2, map_id="m"))
+    home.has("B-A", back("orders", "audit", knows=2, map_id="m"))
     with pytest.raises(OptionError, match="Link B-A has translated offsets"):
         watched.control()
 

@@ -702,8 +702,8 @@ def test_a_start_writes_when_the_links_topics_were_last_moved_to_its_source(monk
         cluster = Mock(spec=Cluster, wire_topic=str)
         asyncio.run(prepare.prepare_link(cluster, cluster, "t", "B-A", goes_on=True))
     (change,) = written_with
-    assert change(LinkControl(undoes={"former": 2})).undoes == {"former": 2, "t": 5}
-    assert change(LinkControl(undoes={"t": 3})).undoes == {"t": 5}
+    assert change(LinkControl(known_moves={"former": 2})).known_moves == {"former": 2, "t": 5}
+    assert change(LinkControl(known_moves={"t": 3})).known_moves == {"t": 5}
 
 
 @pytest.mark.usefixtures("keepers")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from kafka.structs import TopicPartition
 
 from support.moved_links import moved
-from tolerant_client.mirror.life.failback_decision import begun, telling_of
+from tolerant_client.mirror.life.failback_decision import begin_again, telling_of
 from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
-from tolerant_client.mirror.state.moves import at_home, last_moves, moved_topics, next_move_ms, undoes, undone
+from tolerant_client.mirror.state.moves import at_home, known_moves, last_moves, moved_topics, next_move_ms, undone
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 ORDERS, USERS = TopicPartition("orders", 0), TopicPartition("users", 0)
@@ -44,8 +44,8 @@ def test_a_topic_is_home_if_it_was_moved_there_after_its_last_move_away() -> Non
         # A move from elsewhere takes nothing on from the source, unless it knew of the source's: in a ring of three clusters.
         ({}, {"upstream": moved("orders", 2, **of_c)}, set()),
         ({"there": moved("orders")}, {"upstream": moved("orders", 2, **of_c)}, set()),
-        ({"there": moved("orders", 5)}, {"ring": moved("orders", 9, undoes={"orders": 7}, **of_c)}, {"orders"}),
-        ({"there": moved("orders", 8)}, {"ring": moved("orders", 9, undoes={"orders": 7}, **of_c)}, set()),
+        ({"there": moved("orders", 5)}, {"ring": moved("orders", 9, known_moves={"orders": 7}, **of_c)}, {"orders"}),
+        ({"there": moved("orders", 8)}, {"ring": moved("orders", 9, known_moves={"orders": 7}, **of_c)}, set()),
         ({"there": moved("orders")}, {"upstream": moved("orders", 9, **of_c), "back": back}, both),
         # A failover that had no control did not learn where its link copied from.
         ({"there": moved("orders")}, {"back": moved("orders", 2, source_cluster_id=None)}, {"orders"}),
@@ -94,14 +94,14 @@ def test_what_was_moved_stays_known_when_the_link_begins_again() -> None:
         (moved("orders", primary_since={}), {"orders": 0}),
         (moved("orders", primary_since={}, unsaid_since_ms=5), {"orders": 5}),
     ):
-        again = begun(control, "b", LinkTopics.of("users"), {})
+        again = begin_again(control, "b", LinkTopics.of("users"), {})
         assert moved_topics(again) == known and again.unsaid_since_ms is None
 
 
 def test_a_move_comes_after_all_that_its_cluster_and_its_links_know() -> None:
     assert next_move_ms([], 100) == next_move_ms([moved("orders")], 100) == 100
-    assert next_move_ms([moved("orders"), LinkControl(undoes={"orders": 200})], 100) == 201
-    assert next_move_ms([moved("orders", 300), LinkControl(undoes={"orders": 200})], 100) == 301
+    assert next_move_ms([moved("orders"), LinkControl(known_moves={"orders": 200})], 100) == 201
+    assert next_move_ms([moved("orders", 300), LinkControl(known_moves={"orders": 200})], 100) == 301
     assert next_move_ms([replace(moved("orders", 300), is_promotion_begun=False)], 100) == 301
 
 
@@ -109,20 +109,20 @@ def test_a_way_home_over_a_third_cluster_takes_on_what_the_link_to_there_knew() 
     """A-B was promoted, B-C copies on, and C-A is failed over when B and C are lost; nothing was ever moved to C."""
     there = {"A-B": moved("orders", 5)}
     copies = LinkControl(
-        source_cluster_id="b", topics=LinkTopics.of("orders").to_json(), undoes=undoes(there, ["orders"], str)
+        source_cluster_id="b", topics=LinkTopics.of("orders").to_json(), known_moves=known_moves(there, ["orders"], str)
     )
     others = replace(copies, topics=LinkTopics.of("users").to_json())
     for into_c, home in (({"B-C": copies}, {"orders"}), ({"B-C": others}, set()), ({}, set())):
-        back = moved("orders", 9, source_cluster_id="c", undoes=undoes(into_c, ["orders"], str))
+        back = moved("orders", 9, source_cluster_id="c", known_moves=known_moves(into_c, ["orders"], str))
         assert at_home(there, {"C-A": back}, "b").keys() == home
 
 
 def test_a_link_undoes_the_last_moves_of_its_topics_to_its_source() -> None:
     links = {"a": moved("orders", 5), "b": moved("orders|users", 3), "copies": LinkControl()}
     assert last_moves(links) == {"orders": (5, "a"), "users": (3, "b")}
-    assert undoes(links, ["a.orders", "new"], lambda name: name.removeprefix("a.")) == {"a.orders": 5}
+    assert known_moves(links, ["a.orders", "new"], lambda name: name.removeprefix("a.")) == {"a.orders": 5}
     control = LinkControl(
-        source_cluster_id="b", undoes={"orders": 5, "users": 5}, topics=LinkTopics.of("orders").to_json()
+        source_cluster_id="b", known_moves={"orders": 5, "users": 5}, topics=LinkTopics.of("orders").to_json()
     )
     assert [control.brings_back("orders", "b", at) for at in (0, 5, 6)] == [True, True, False]
     assert control.brings_back("orders", None, 5)
@@ -145,12 +145,16 @@ def test_however_wrong_the_clocks_are_the_last_move_of_a_topic_is_known(moves: l
         if source == to:
             continue
         former = into[to].get(link, LinkControl())
-        seen = undoes(into[source], [name], str)
-        prepared = replace(begun(former, source, LinkTopics.of(name), {}), undoes={**former.undoes, **seen})
+        seen = known_moves(into[source], [name], str)
+        prepared = replace(
+            begin_again(former, source, LinkTopics.of(name), {}), known_moves={**former.known_moves, **seen}
+        )
         into[to][link] = prepared
         move = last_moves(into[source]).get(name)
         assert move is None or prepared.brings_back(name, source, move.since_ms), "its clients come along"
-        now = moved(name, next_move_ms(into[to].values(), clock_ms), source_cluster_id=source, undoes=prepared.undoes)
+        now = moved(
+            name, next_move_ms(into[to].values(), clock_ms), source_cluster_id=source, known_moves=prepared.known_moves
+        )
         into[to][link] = replace(
             now, primary_since={**prepared.primary_since, **now.primary_since}, target_cluster_id=to
         )
