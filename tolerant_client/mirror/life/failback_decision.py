@@ -174,10 +174,10 @@ def decide(compared: Compared, *, discards: bool) -> Decision:
         *blockers(logs, discards=discards, undeletable=undeletable),
         *strangers(undeletable, own, compared.promoted),
     )
-    deleted = compared.heartbeats | given_up if discards else compared.heartbeats
-    kept = [p for p in logs if p.topic not in deleted and p.shared_until]
-    adopted = {TopicPartition(p.topic, p.partition): p.shared_until for p in kept}
-    return Decision(blocked, tuple(sorted(deleted)), adopted, overtaken(p for p in logs if p.topic not in given_up))
+    deleted = compared.heartbeats | (given_up - undeletable if discards else set())
+    kept = [p for p in logs if p.topic not in given_up]
+    adopted = {TopicPartition(p.topic, p.partition): p.shared_until for p in kept if p.shared_until}
+    return Decision(blocked, tuple(sorted(deleted)), adopted, overtaken(kept))
 
 
 def telling_of(

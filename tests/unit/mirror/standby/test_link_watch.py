@@ -176,8 +176,10 @@ def test_a_link_that_is_not_the_clients_moves_nobody_and_is_told_once(caplog: py
 
 
 def test_a_promoted_link_that_does_not_tell_where_its_copies_end_is_not_followed_in_place() -> None:
-    with pytest.raises(OptionError, match="does not tell where its copies end"):
-        watch(LinkControl(is_promotion_begun=True, is_fenced=True, begun=BEGUN))
+    over = LinkControl(is_promotion_begun=True, is_fenced=True)
+    for control in (replace(over, begun=BEGUN), replace(over, copied={TopicPartition("orders", 0): 7})):
+        with pytest.raises(OptionError, match="does not tell where its copies end"):
+            watch(control)
 
 
 def test_a_later_generation_counts_as_what_it_says() -> None:

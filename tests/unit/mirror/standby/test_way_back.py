@@ -457,6 +457,17 @@ def test_each_topic_has_its_own_last_move(home: Home, monkeypatch: pytest.Monkey
         one.close()
 
 
+def test_what_the_link_moved_in_an_earlier_life_has_no_way_back_of_its_own(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was moved of it now: a link of it alone brings nothing home, though its control still tells of the move."""
+    former = replace(LEFT, primary_since={**LEFT.primary_since, "users": MovedTopic(1)})
+    one = Watched(home, monkeypatch, left=former)
+    home.has("users alone", back("users", knows=2))
+    assert one.control().is_unwritten and not one.watch._back.links
+    one.close()
+
+
 @pytest.mark.parametrize("unknown", ["silent", "hidden", "knows no topic yet"])
 def test_topics_of_which_nothing_is_told_hold_a_client(home: Home, watched: Watched, unknown: str) -> None:
     home.has("B-A", back("orders", knows=2))

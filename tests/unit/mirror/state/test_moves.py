@@ -12,7 +12,15 @@ from kafka.structs import TopicPartition
 from support.moved_links import moved
 from tolerant_client.mirror.life.failback_decision import begin_again, telling_of
 from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
-from tolerant_client.mirror.state.moves import at_home, known_moves, last_moves, moved_topics, next_move_ms, undone
+from tolerant_client.mirror.state.moves import (
+    at_home,
+    known_moves,
+    last_moves,
+    moved_topics,
+    next_move_ms,
+    undone,
+    unsaid_moves,
+)
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 ORDERS, USERS = TopicPartition("orders", 0), TopicPartition("users", 0)
@@ -59,6 +67,7 @@ def test_a_topic_is_home_if_it_was_moved_there_after_its_last_move_away() -> Non
 def test_what_was_moved_is_undone_by_a_later_move_of_that_topic_alone() -> None:
     late = frozenset({USERS})
     half = moved("orders", is_fenced=False, unfenced=late)
+    assert unsaid_moves(half, ["users"], {}) == ["orders"]
     assert undone(half, {"back": moved("orders|users", 2)}) == {"orders": "back"}
     whole = replace(
         half, is_fenced=True, unfenced=frozenset(), copied_until={ORDERS: 1, USERS: 1}, target_cluster_id="b"
@@ -86,6 +95,8 @@ def test_each_topic_has_its_own_moment_and_those_without_room_one_of_their_own()
     assert moved_topics(moved("orders", 3, unsaid_since_ms=5, **both)) == {"orders": 3, "users": 5}
     assert moved_topics(moved("orders", primary_since={}, **both)) == {"orders": 0, "users": 0}, "version 0.1"
     assert moved_topics(moved("orders", primary_since={}, unsaid_since_ms=5, **both)) == {"orders": 5, "users": 5}
+    least = moved("orders", primary_since={}, unsaid_since_ms=5, copied_until={}, begun={ORDERS: TopicIds()})
+    assert moved_topics(least) == {"orders": 5}, "the target took no record with more"
 
 
 def test_what_was_moved_stays_known_when_the_link_begins_again() -> None:
