@@ -463,7 +463,7 @@ def test_what_the_link_moved_in_an_earlier_life_has_no_way_back_of_its_own(
     """Nothing was moved of it now: a link of it alone brings nothing home, though its control still tells of the move."""
     former = replace(LEFT, primary_since={**LEFT.primary_since, "users": MovedTopic(1)})
     one = Watched(home, monkeypatch, left=former)
-    home.has("users alone", back("users", knows=2))
+    home.has("B-A", back("users", knows=2))
     assert one.control().is_unwritten and not one.watch._back.links
     one.close()
 
