@@ -143,7 +143,7 @@ def test_the_link_that_undoes_this_very_promotion_is_followed(home: Home, watche
     assert watched.control().is_unwritten
     home.has("older", back("orders", "audit", knows=1, is_promotion_begun=True, is_fenced=True))
     home.has("first", back("orders", "audit", knows=None))
-    home.has("of another", back("orders", "audit", knows=9, source_cluster_id="of-c"))
+    home.has("of-another", back("orders", "audit", knows=9, source_cluster_id="of-c"))
     assert watched.control().is_unwritten
     home.has("B-A", back("orders", "audit", knows=2))
     assert watched.control().producer_ids and watched.watch.link == "B-A"
@@ -404,7 +404,7 @@ def test_a_client_whose_topics_were_all_deleted_is_one_without_topics(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = Watched(home, monkeypatch, "audit")
-    home.has("none of them", back("more", knows=2))
+    home.has("none-of-them", back("more", knows=2))
     one.has -= {"audit"}
     assert one.follows is None
     home.has("B-A", back("orders", knows=2))
