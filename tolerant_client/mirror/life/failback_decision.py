@@ -175,7 +175,7 @@ def decide(compared: Compared, *, discards: bool) -> Decision:
         *strangers(undeletable, own, compared.promoted),
     )
     deleted = compared.heartbeats | (given_up - undeletable if discards else set())
-    kept = [p for p in logs if p.topic not in given_up]
+    kept = [p for p in logs if p.topic not in given_up | compared.heartbeats]
     adopted = {TopicPartition(p.topic, p.partition): p.shared_until for p in kept if p.shared_until}
     return Decision(blocked, tuple(sorted(deleted)), adopted, overtaken(kept))
 

@@ -20,8 +20,7 @@ from tolerant_client.mirror.state.topics import read_ids
 
 
 class Links(NamedTuple):
-    """What the controls say: of the `link` to prepare (`former`), of all links `into_source`, and of those
-    `into_target`.
+    """What the controls say: of the `link` to prepare (`former`), of all links `into_source`, and of those `into_target`.
 
     `read_into_source` is what links_into has read, None if we may not read it; `forward` are those of them that have copied from our
     target to our source, or may have.  Promoted links `into_target` have only topics that nobody has deleted, or made anew, since.

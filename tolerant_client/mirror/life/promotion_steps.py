@@ -380,8 +380,9 @@ async def write_end(
 ) -> None:
     """Writes that the link is fenced, except for partitions left `unfenced`, and where its copies end for good, without what is `gone`.
 
-    `begun` is the control that fence_own wrote, with the moves_to_source; it is written again if it was deleted meanwhile.  If the target takes no record
-    of that size, it leaves out where they end, and at last which logs it found that the link had begun: then that is unknown later.
+    `begun` is the control that fence_own wrote, with the moves_to_source; it is written again if it was deleted meanwhile.  If the
+    target takes no record of that size, it leaves out where they end, and at last which logs it found that the link had begun, and those
+    moves: then that is unknown later.
     """
     moved, cluster_id = await _topics_moved_now(of, begun, report, unfenced), await of.target.cluster_id()
     mapped = await _mapped(of, {TopicPartition(p.topic, p.partition) for p in report.partitions})

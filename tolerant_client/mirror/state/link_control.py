@@ -77,8 +77,8 @@ class LinkControl:
     translated offsets had copied, as its map said when it was fenced; GONE are those that neither cluster had then.
     `primary_since` has the topics that promotions of this link with identical offsets have moved to its target, also once it begins
     again (moves.py); where the target took no record with them, `unsaid_since_ms` says when the last one was.  `target_cluster_id` is
-    the id of the target that they were moved to.  `known_moves`: when topics of the link were last moved to its source, as a start, or
-    failback, has seen there.
+    the id of the target that they were moved to.  `known_moves`: when topics of the link were last moved to its source, or before, as
+    a start, failback or promote has seen there.
     `written_ms`: when its record was, by its writer's clock.  `is_hidden`: we may not read it, so nothing of it is known; no record has it.
     """
 

@@ -2,13 +2,14 @@
 
 Laws:
 - A promotion writes when it has moved each topic (LinkControl.primary_since): after every move that its target knows of, and after the
-  topic's last move to its source that the link's start, failback, or `promote` has seen there (`known_moves`), or that a link which copies it
-  to there had seen so: a way home may go over a third cluster.  So the moves of a topic to and
-  fro are in one order, whatever the clocks say; where the controls could not be read, or for a failover of a link that was started
-  before its source's own promotion, the clocks decide.
+  topic's last move to its source that the link's start, failback, or `promote` has seen there (`known_moves`).  So the moves of a topic
+  to and fro are in one order, whatever the clocks say; where the controls could not be read, or for a failover of a link that was
+  started before its source's own promotion, the clocks decide.
+- A link also knows of the moves that a link which copies the topic into its source knows of: a way home may go over a third cluster.
 - A move counts until a later one, also once its link begins again, and, on failback's target, while the topic has that id.
-- A move takes a topic on from a cluster if its link copies from there, or knew of the topic's last move to there.  A later move that
-  does neither, such as the promotion of a link upstream that nobody needs any more, takes nothing away from that cluster.
+- A move takes a topic on from a cluster if its link copies from there, or may do so (a failover without a control does not know its
+  source), or knew of the topic's last move to there.  A later move that does neither, such as the promotion of a link upstream that
+  nobody needs any more, takes nothing away from that cluster.
 - What is undone, what is home, and which link leads clients back are questions of that order, and of nothing else.
 """
 
