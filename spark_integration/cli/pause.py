@@ -18,7 +18,8 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.mirrors import require_not_forgotten
 from tolerant_client.mirror.state.control_topic import read_control, read_controls, update_control
 from tolerant_client.mirror.state.health import counted
-from tolerant_client.mirror.state.link_control import NO_LIMIT, WHOLE_LINK, LinkControl, paused, resumed
+from tolerant_client.mirror.state.link_control import NO_LIMIT, WHOLE_LINK, LinkControl
+from tolerant_client.mirror.state.link_pauses import paused, resumed
 from tolerant_client.mirror.state.link_topics import some
 from tolerant_client.ops.printing import echo, echo_json
 from tolerant_client.state_json import MOST

@@ -24,7 +24,8 @@ from tolerant_client.mirror.engine.throttle import TokenBucket
 from tolerant_client.mirror.state.claims_topic import Claims
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import link_options, paused_text
+from tolerant_client.mirror.state.link_control import link_options
+from tolerant_client.mirror.state.link_pauses import paused_text
 
 NO_CLAIM = "the claim on the target's partition is over"
 

@@ -48,7 +48,8 @@ from tolerant_client.mirror.state.health import (
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.lacking import sort_lacking, without_former
 from tolerant_client.mirror.state.ledger import Ledger
-from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, link_options, paused_text
+from tolerant_client.mirror.state.link_control import LinkControl, LinkKindError, link_options
+from tolerant_client.mirror.state.link_pauses import paused_text
 from tolerant_client.mirror.state.link_topics import beside_file, see_topics, some, unread_map
 from tolerant_client.mirror.state.map_rows import NO_MAP, copied_until, mapped_topics, require_not_last
 from tolerant_client.mirror.state.map_topic import has_map, lost_map, map_partition, require_kind

@@ -18,7 +18,8 @@ from spark_integration.cli.options import WhichLink
 from spark_integration.cli.pause import _names, _require_there, parse_rate, pause, require_known, resume, unpaused
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl, paused, resumed
+from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
+from tolerant_client.mirror.state.link_pauses import paused, resumed
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 
 
