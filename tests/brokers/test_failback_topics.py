@@ -29,7 +29,7 @@ from support.mirror_link import (
     topics_of,
 )
 from support.moved_links import moved
-from tolerant_client import KafkaProducer
+from tolerant_client import KafkaConsumer, KafkaProducer
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.engine.prepare import prepare_link
@@ -208,8 +208,10 @@ def test_what_came_home_while_the_failover_of_the_rest_had_to_wait_stays_home(
         failed_over(target, link)  # of what is left of it
         time.sleep(3.0)  # in which the client would have left
         client.send(first, b"at home").get(20)
-    assert ends(target, first) == there
     at_home = ends(source, first)
+    assert ends(target, first) == there != at_home
+    with closing(KafkaConsumer(first, **standby)) as made:  # which names what it reads
+        assert list(made.end_offsets([TopicPartition(first, 0)]).values()) == at_home
     append_records(target, second, 3, first=100)
     found = failed_back(target, source, f"{back}-2", discards=True)
     assert found.is_done and found.topics == second and {p.topic for p in found.partitions} == {second}

@@ -174,7 +174,7 @@ class Following(clients.Recovering):
 
     def _begin_after_promotion(
         self,
-        make: Callable[..., None],
+        make: partial[None],
         own: Mapping[str, Any],
         to: Mapping[str, Any],
         link: str,
@@ -186,8 +186,9 @@ class Following(clients.Recovering):
         from tolerant_client.mirror.standby.link_watch import FIRST_WORD_S
         from tolerant_client.mirror.standby.way_back import Led, led_on
 
-        led = Led(link, control, here=to, left=own)
-        led, back = led_on(led, partial(topics_of, weakref.ref(self)), FIRST_WORD_S)
+        led, this = Led(link, control, here=to, left=own), weakref.ref(self)
+        named = set(make.args) if isinstance(self, consumer.KafkaConsumer) else set()  # before it is made
+        led, back = led_on(led, lambda: topics_of(this) or named, FIRST_WORD_S)
         try:
             if led.here is to:
                 self._begin_at_standby(make, to, led.link, led.control, configs)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from concurrent import futures
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -113,12 +114,32 @@ def test_a_client_that_is_made_has_the_connection_of_the_cluster_where_it_begins
     monkeypatch.setattr(way_back, "led_on", lambda led, topics, within_s: (AT_HOME if is_home else led, back))
     monkeypatch.setattr(clients, "_compare_ids", Mock())
     configs: Mapping[str, Any] = {**A, "socks5_proxy": "socks5://of-a:1", "group_id": "g"}
-    make = Mock()
+    make = Mock(args=())
     follows, then = Client()._begin_after_promotion(make, A, B, "A-B", THERE, configs)
     make.assert_called_once_with(**(configs if is_home else {**B, "socks5_proxy": None, "group_id": "g"}))
     here, left = (A, B) if is_home else (B, A)
     assert follows is back and (then._own, then._to) == (here, left)
     assert then._moved_by is (BACK if is_home else THERE)
+
+
+class Reader(clients.KafkaConsumer):
+    """Which makes itself no consumer."""
+
+    def __init__(self) -> None:
+        self._begin_beside_movers = Mock()  # type: ignore[method-assign]
+
+    def __del__(self) -> None:
+        pass
+
+
+def test_a_consumer_that_is_made_needs_the_topics_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = list[set[str]]()
+    monkeypatch.setattr(way_back, "led_on", lambda led, topics, within_s: (needs.append(topics()) or AT_HOME, Mock()))
+    monkeypatch.setattr(follower, "Mover", Mock())
+    monkeypatch.setattr(clients, "Mover", Mock())
+    for client, names in ((Reader(), {"orders"}), (Client(), set())):
+        client._begin_after_promotion(partial(Mock(), "orders"), A, B, "A-B", THERE, A)
+        assert needs.pop() == names
 
 
 @pytest.mark.parametrize("is_wanted", [False, True])
