@@ -75,16 +75,13 @@ def positive(own: Mapping[str, str], name: str) -> int | None:
     """A whole number above 0, or None if it was not given."""
     if name not in own:
         return None
-    number = whole_number(own[name], name)
-    if number == 0:
-        raise OptionError(f"{name} must be positive")
-    return number
+    return whole_number(own[name], name, least=1)
 
 
-def whole_number(text: str, name: str, what: str = "a whole number") -> int:
-    """A whole number from 0 to the largest of Java's Long."""
-    if not re.fullmatch(r"\+?[0-9]{1,19}", text.strip()) or int(text) > _INT64_MAX:
-        raise OptionError(f"{name} is {text!r}; it must be {what} from 0 to {_INT64_MAX}")
+def whole_number(text: str, name: str, what: str = "a whole number", *, least: int = 0) -> int:
+    """A whole number from `least` to the largest of Java's Long."""
+    if not re.fullmatch(r"\+?[0-9]{1,19}", text.strip()) or not least <= int(text) <= _INT64_MAX:
+        raise OptionError(f"{name} is {text!r}; it must be {what} from {least} to {_INT64_MAX}")
     return int(text)
 
 

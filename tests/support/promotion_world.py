@@ -251,7 +251,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     respond("seen_mirrors", lambda: found.mirrors)
     respond("read_control", lambda: found.control)
     respond("read_controls", lambda: Controls({"dr": found.control}))
-    respond("links_into", lambda: None)
+    monkeypatch.setattr(promotion_steps, "within_bound", AsyncMock(return_value=None))  # the source's controls
     respond("read_ids", dict)
     respond("_ids_of", lambda: found.ids)
     respond("link_back", lambda: found.back)

@@ -124,7 +124,7 @@ async def compare_ends(
     if not is_comparable(control, is_translated):
         return None
     states, refused = await read_both(source, target, partitions, control.producer_ids[-1], ledger, control)
-    held = await left_to_mirror(target, ledger.link, states)
+    held = await left_to_mirror(target, ledger.link, control, states)
     errors = {p: state.error if isinstance(state, Loss) else state for p, state in states.items()}
     differing = {
         p: text_of(error) for p, error in errors.items() if isinstance(error, TolerantClientError) and p not in held
@@ -136,14 +136,16 @@ async def compare_ends(
 
 
 async def left_to_mirror(
-    target: Cluster, link: str, states: Mapping[TopicPartition, Found]
+    target: Cluster, link: str, control: LinkControl, states: Mapping[TopicPartition, Found]
 ) -> frozenset[TopicPartition]:
     """Those of these partitions that a running mirror of the link judges: it has emptied logs, and losses, and reports no block.
 
     It knows how far it has copied an emptied log; the control says so only once that rests, and before, an end proves nothing to
-    others.  What it does about a loss, its --on-loss says, which others do not know.
+    others.  What it does about a loss, its --on-loss says, which others do not know; of one that is paused it does nothing.
     """
-    open_to_it = [p for p, state in states.items() if isinstance(state, (EmptiedLogError, Loss))]
+    paused = {p for p in states if control.pauses(p)}
+    losses = {p for p, state in states.items() if isinstance(state, Loss)} - paused
+    open_to_it = losses | {p for p, state in states.items() if isinstance(state, EmptiedLogError)}
     return (await copied_now(target, link)).intersection(open_to_it) if open_to_it else frozenset()
 
 

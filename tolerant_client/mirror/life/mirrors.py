@@ -66,11 +66,15 @@ async def seen_mirrors(
 
 
 async def copied_now(target: Cluster, link: str) -> frozenset[TopicPartition]:
-    """The partitions that running mirrors of a link copy with identical offsets, and do not report as blocked; takes some seconds."""
+    """The partitions that running mirrors of a link copy with identical offsets, and do not report as blocked; takes some seconds.
+
+    None of a mirror that has more waiting than it can name: these may be blocked.
+    """
     before, began = await look_at_claims(target), time.monotonic()
     runs = [run for run in await seen_mirrors(target, link, before, began, RENEWED_S) or () if run.is_alive]
     blocked = {p for run in runs for p, why in run.waiting.items() if why.is_blocked}
-    return frozenset(p for run in runs for p in run.copies if p not in blocked)
+    telling = [run for run in runs if run.waiting_count <= len(run.waiting)]
+    return frozenset(p for run in telling for p in run.copies if p not in blocked)
 
 
 def is_told(mirrors: Iterable[Run]) -> bool:

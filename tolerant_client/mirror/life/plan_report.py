@@ -341,7 +341,7 @@ async def _differences(
     states, refused = await read_both(source, target, partitions, producer_id, ledger, control)
     stopped = {p: f"{p.topic}-{p.partition} could not be compared: {why}" for p, why in refused.items()}
     told, losses = list[str](), list[str]()
-    held = await left_to_mirror(target, ledger.link, states)
+    held = await left_to_mirror(target, ledger.link, control, states)
     for partition, state in states.items():
         if partition in held and not isinstance(state, Loss):
             continue

@@ -70,7 +70,7 @@ def blockers(
         found.append(Blocker(f"{names_of(members)} could not be compared: {why}", lasts=True))
     for why, members in list(by_reason({**open_there, **emptied}).items())[:_SENTENCES]:
         found.append(Blocker(f"{names_of(members)} could not be compared: {why}", causes=[f"not compared: {why}"]))
-    found += [Blocker(text) for text in list(unsettled.values())[:_SENTENCES]]
+    found += [Blocker(text, causes=[f"loss: {p}"]) for p, text in list(unsettled.items())[:_SENTENCES]]
     if unread:
         text = f"partitions could not be compared with the source's this time: {named(unread)}; try again"
         found.append(Blocker(text, causes=["unread"]))

@@ -41,14 +41,14 @@ from tolerant_client.mirror.engine.circles import links_into
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.life.mirrors import require_not_forgotten
+from tolerant_client.mirror.life.mirrors import require_not_forgotten, within_bound
 from tolerant_client.mirror.life.owners import Owners, copied_elsewhere, find_evidence
 from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.carriers import Carried, copied_logs
 from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC
-from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
+from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import (
     HIDDEN,
     NothingWrittenError,
@@ -339,16 +339,19 @@ async def _mapped(of: PromotedLink, fenced: Collection[TopicPartition]) -> dict[
 
 
 async def moves_to_source(of: PromotedLink, source: Cluster, known: LinkControl) -> dict[str, int]:
-    """When topics of the link were last moved to its source, as the controls there say now; none if we may not read them.
+    """When topics of the link were last moved to its source, as the controls there say now; none if these cannot be read within BOUND_S.
 
     Of a link whose control is `known` and that is promoted by half, not those that it has moved: these may have moved on since.
     """
-    controls = None if of.is_translated else await links_into(source, None)
+    controls: Controls | None = None
+    if not of.is_translated:
+        with suppress(Errors.KafkaError):  # its broker may be lost
+            controls = await within_bound(source, links_into, source, None)
     if controls is None:
         return {}
     moved = {source.topic_of(name) for name in seen_moves(controls.links)}
-    moved -= known.primary_since.keys() if known.is_half_promoted else set()
-    return known_moves(controls.links, filter(of.topics.writes, moved), source.wire_topic)
+    anew = {name for name in moved if not known.is_half_promoted or not known.moved_ms(name)}
+    return known_moves(controls.links, filter(of.topics.writes, anew), source.wire_topic)
 
 
 async def _topics_moved_now(
@@ -362,7 +365,8 @@ async def _topics_moved_now(
     if of.is_translated:
         return {}
     late = {p.topic for p in unfenced}
-    there = await of.target.partitions({p.topic for p in report.partitions} - late - begun.primary_since.keys())
+    anew = {p.topic for p in report.partitions if not begun.moved_ms(p.topic)}  # 0: version 0.1 did not write it
+    there = await of.target.partitions(anew - late)
     ids = await read_ids(None, of.target, there)
     known = (*(await read_controls(of.target, None)).links.values(), begun)
     since_ms = next_move_ms(known, int(time.time() * 1000))
@@ -399,7 +403,9 @@ async def write_end(
         end = replace(end, primary_since={**now.primary_since, **moved}, target_cluster_id=cluster_id)
         end = replace(end, known_moves={**now.known_moves, **begun.known_moves})
         less = replace(end, copied_until={}, mapped=now.mapped)
-        since_ms = max((topic.since_ms for topic in moved.values()), default=now.unsaid_since_ms)
+        since_ms = now.unsaid_since_ms  # of what has moved before
+        if since_ms is None:
+            since_ms = max((topic.since_ms for topic in moved.values()), default=None)
         said = {name: topic for name, topic in now.primary_since.items() if name not in moved}
         least = replace(
             less, begun=now.begun, primary_since=said, unsaid_since_ms=since_ms, known_moves=now.known_moves

@@ -256,7 +256,7 @@ def _wait_reasons(facts: LinkFacts) -> Iterator[Reason]:
     control = facts.scope.control
     yield from (Reason(Health.WAITING, str(one)) for one in facts.held if is_held_long(one, facts.now_ms))
     yield from waiting_reasons(facts.waiting)
-    yield from (Reason(Health.WAITING, text) for p, text in facts.unsettled.items() if not control.pauses(p))
+    yield from (Reason(Health.WAITING, text) for text in facts.unsettled.values())
     yield from untold_reasons(facts.mirrors or ())
     unled = {p: why for p, why in facts.looks.unled.items() if not (p in facts.waiting or control.pauses(p))}
     for why, of in by_reason({**facts.ahead, **facts.shorter, **unled}).items():

@@ -106,7 +106,7 @@ def seen_moves(links: Mapping[str, LinkControl]) -> dict[str, int]:
     found = {name: move.since_ms for name, move in last_moves(links).items()}
     for control in links.values():
         for name, since_ms in control.known_moves.items():
-            if control.writes(name):
+            if control.is_identical and control.writes(name):  # one that was only prepared has copied nothing there
                 found[name] = max(found.get(name, -1), since_ms)
     return found
 

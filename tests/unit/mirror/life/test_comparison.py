@@ -190,9 +190,9 @@ async def no_rows(**_: Any) -> dict[TopicPartition, Any]:
     return {}
 
 
-def compared(source: Any, target: Any) -> Comparison | None:
+def compared(source: Any, target: Any, **said: Any) -> Comparison | None:
     ledger: Any = SimpleNamespace(link="default", rows=no_rows)
-    return asyncio.run(compare_ends(source, target, [P], ledger, CONTROL, False))
+    return asyncio.run(compare_ends(source, target, [P], ledger, replace(CONTROL, **said), False))
 
 
 def test_a_mirror_that_appends_is_in_no_comparisons_way_and_a_place_waits_for_the_replicas() -> None:
@@ -395,7 +395,9 @@ def test_a_loss_is_its_running_mirrors_to_settle_until_it_reports_a_block(
     assert found is not None
     assert (found.differing.keys(), found.unsettled.keys()) == ((set(), {P}) if is_held else ({P}, set()))
     (blocker,) = blockers([], {}, compared=found)
-    assert blocker.lasts != is_held
+    assert blocker.lasts != is_held and list(blocker.causes) == ([f"loss: {P}"] if is_held else [])
+    paused = compared(cast(Any, Log(batch(20), start=20, end=30)), Log(of_link(0), end=10), paused=frozenset({P.topic}))
+    assert paused is not None and paused.differing.keys() == {P}, "of which the mirror does nothing"
     lost = "The source of orders-0 no longer has offsets 10 to 20: retention overtook the mirror; "
     assert blocker.text == lost + (
         "the running mirror resumes after them, pauses the partition or reports it as blocked, as its --on-loss says"
@@ -412,7 +414,9 @@ def test_what_running_mirrors_copy_is_what_they_hold_and_do_not_call_blocked(mon
     at_work = replace(at_work, waiting={blocked: Waiting("it is empty", 0, is_blocked=True), P: Waiting("slow", 0)})
     killed = Run("dr", "s", "m1", 813, 0, 0, is_alive=False, copies=frozenset({other}))
     monkeypatch.setattr(mirrors, "look_at_claims", AsyncMock())
-    for runs, copied in (([killed, at_work], {P}), ([killed], set()), (None, set())):
+    at_work = replace(at_work, waiting_count=2)
+    untold = replace(at_work, waiting_count=3)  # which may be any of its partitions
+    for runs, copied in (([killed, at_work], {P}), ([untold], set()), ([killed], set()), (None, set())):
         monkeypatch.setattr(mirrors, "seen_mirrors", AsyncMock(return_value=runs))
         assert asyncio.run(mirrors.copied_now(cast(Any, None), "dr")) == copied
 

@@ -221,6 +221,18 @@ def test_a_failover_that_another_version_began_is_finished_with_what_that_has_mo
     assert world.control.primary_since.keys() == {"orders", "clicks"}
 
 
+def test_what_a_failover_had_no_room_to_say_keeps_its_moment_when_the_rest_is_finished(world: World) -> None:
+    clicks = TopicPartition("clicks", 0)
+    world.ends, world.leaderless, world.on_target = ends(10, None, None), (Q,), ("orders", "clicks")
+    world.control, world.partitions = replace(world.control, topics=LinkTopics().to_json()), (P, Q, clicks)
+    world.failover(topics=None)
+    begun = dict.fromkeys((P, Q, clicks), TopicIds())
+    world.control = replace(world.control, primary_since={}, copied_until={}, begun=begun, unsaid_since_ms=5)
+    world.leaderless = ()
+    world.failover(topics=None)
+    assert world.control.moved_ms("clicks") == 5 < world.control.primary_since["orders"].since_ms
+
+
 def test_a_failover_whose_partition_without_a_leader_was_deleted_is_finished(world: World) -> None:
     world.ends, world.control = (
         ends(10, None, None),

@@ -493,8 +493,6 @@ def test_only_what_no_other_reason_names_is_told_to_stand_still() -> None:
     assert not replace(facts, compared=unsettled).seems_still
     found = status_by(control, mirrors=[run], looks=looks, compared=unsettled)
     assert [(r.health, r.text) for r in found.reasons] == [(Health.WAITING, unsettled.unsettled[P])]
-    paused = replace(control, paused=frozenset({"orders"}))
-    assert status_by(paused, mirrors=[run], looks=looks, compared=unsettled).health is Health.PAUSED
     waits = replace(run, waiting={P: Waiting("no replicas", NOW_MS)})
     assert not replace(facts, mirrors=[waits]).seems_still
     longer = replace(control, copied={P: 40})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -91,6 +92,14 @@ def test_a_promotion_waits_for_what_the_source_does_not_tell_and_reports_the_res
     world.later = [UNTOLD, UNTOLD, ends(10, 10, 10)]
     report = world.promote(deadline_s=60.0)
     assert report.is_done and report.exit_code == 0 and "it has no leader on the source" in world.told[0]
+
+
+def test_a_source_whose_controls_cannot_be_read_holds_up_no_promotion(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = AsyncMock(side_effect=ClusterUnreachableError("the broker of its control topic is lost"))
+    monkeypatch.setattr(promotion_steps, "within_bound", asked)
+    assert world.promote().is_done and asked.called
 
 
 @pytest.mark.parametrize("is_begun", [False, True])

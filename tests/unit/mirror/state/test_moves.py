@@ -120,7 +120,10 @@ def test_a_way_home_over_a_third_cluster_takes_on_what_the_link_to_there_knew() 
     """A-B was promoted, B-C copies on, and C-A is failed over when B and C are lost; nothing was ever moved to C."""
     there = {"A-B": moved("orders", 5)}
     copies = LinkControl(
-        source_cluster_id="b", topics=LinkTopics.of("orders").to_json(), known_moves=known_moves(there, ["orders"], str)
+        producer_ids=(7,),
+        source_cluster_id="b",
+        topics=LinkTopics.of("orders").to_json(),
+        known_moves=known_moves(there, ["orders"], str),
     )
     others = replace(copies, topics=LinkTopics.of("users").to_json())
     for into_c, home in (({"B-C": copies}, {"orders"}), ({"B-C": others}, set()), ({}, set())):

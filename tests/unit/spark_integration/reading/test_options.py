@@ -108,7 +108,7 @@ def test_a_timestamp_for_all_wins_over_others() -> None:
         ("startingOffsetsByTimestamp", '{"t":{"0":-5}}', "negative time"),
         ("startingOffsetsByTimestampStrategy", "guess", "error, latest"),
         ("failOnDataLoss", "yes", "true, false"),
-        ("minPartitions", "0", "must be positive"),
+        ("minPartitions", "0", "must be a whole number from 1 to"),
         ("maxRecordsPerPartition", "many", "whole number"),
         ("isolation__level", "serializable", "read_uncommitted, read_committed"),
         ("payload", "bytes", "records, batches"),
