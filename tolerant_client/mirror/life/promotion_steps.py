@@ -61,7 +61,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, T
 from tolerant_client.mirror.state.link_topics import begun_partitions, is_heartbeats
 from tolerant_client.mirror.state.map_rows import MappedTopics, say_over
 from tolerant_client.mirror.state.map_topic import copier_id, has_map, lost_map, map_partition
-from tolerant_client.mirror.state.moves import known_moves, next_move_ms, seen_moves
+from tolerant_client.mirror.state.moves import next_move_ms, seen_moves
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import read_ids
 
@@ -349,9 +349,12 @@ async def moves_to_source(of: PromotedLink, source: Cluster, known: LinkControl)
             controls = await within_bound(source, links_into, source, None)
     if controls is None:
         return {}
-    moved = {source.topic_of(name) for name in seen_moves(controls.links)}
-    anew = {name for name in moved if not known.is_half_promoted or not known.moved_ms(name)}
-    return known_moves(controls.links, filter(of.topics.writes, anew), source.wire_topic)
+    moved = {source.topic_of(name): since_ms for name, since_ms in seen_moves(controls.links).items()}
+    return {
+        name: since_ms
+        for name, since_ms in moved.items()
+        if of.topics.writes(name) and not (known.is_half_promoted and known.moved_ms(name))
+    }
 
 
 async def _topics_moved_now(

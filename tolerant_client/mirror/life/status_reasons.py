@@ -143,23 +143,21 @@ class LinkFacts:
         return {**self.looks.unseen, **view.why_gone, **view.hidden}
 
     @property
+    def _found(self) -> Comparison:
+        return Comparison({}) if self.compared is None else self.compared
+
+    @property
     def differing(self) -> Mapping[TopicPartition, str]:
-        return {} if self.compared is None else self.compared.differing
+        return self._found.differing
 
     @property
     def unlike(self) -> Collection[TopicPartition]:
         """Partitions that differ, so that how much of them is copied is unknown; with translated offsets the map says it of others."""
-        return (
-            self.differing.keys()
-            if not self.scope.is_translated
-            else ()
-            if self.compared is None
-            else self.compared.lost
-        )
+        return self._found.lost if self.scope.is_translated else self.differing.keys()
 
     @property
     def unsettled(self) -> Mapping[TopicPartition, str]:
-        return {} if self.compared is None else self.compared.unsettled
+        return self._found.unsettled
 
     @cached_property
     def waiting(self) -> dict[TopicPartition, Waiting]:

@@ -69,12 +69,17 @@ def created_again(
     return sorted(found)
 
 
+def hidden_topics(link: str) -> str:
+    """What to say of a link whose control we may not read, where no topics are given."""
+    return f"What link {link} copies is unknown, since {HIDDEN}, or give --topics"
+
+
 def written_topics(control: LinkControl, link: str, given: LinkTopics | None) -> LinkTopics:
     """All topics that the control says a link copies, else those `given`.  Raises OptionError without either."""
     if control.topics is not None:
         return LinkTopics.from_json(control.topics)
     if given is None and control.is_hidden:
-        raise OptionError(f"What link {link} copies is unknown, since {HIDDEN}, or give --topics")
+        raise OptionError(hidden_topics(link))
     if given is None:
         raise OptionError(
             f"Link {link} was never started on this target, or its record in {CONTROL_TOPIC} was deleted: check --target and"

@@ -24,12 +24,12 @@ from tolerant_client.mirror.life.naming import unknown_link
 from tolerant_client.mirror.life.status_reasons import unseen_texts
 from tolerant_client.mirror.state.carriers import can_tell_copies
 from tolerant_client.mirror.state.claims import ClaimsLog
-from tolerant_client.mirror.state.control_topic import HIDDEN, read_control
+from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import with_pause
 from tolerant_client.mirror.state.lacking import without_former
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.link_topics import written_topics
+from tolerant_client.mirror.state.link_topics import hidden_topics, written_topics
 from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics
 from tolerant_client.mirror.state.map_topic import lost_map
 from tolerant_client.mirror.state.plan import TopicSpec, plan_topics, select_topics
@@ -186,7 +186,7 @@ class _Examination:
         except OptionError as error:
             refusal = text_of(error)
         if subject.asks_control and subject.is_named and control.is_hidden:
-            refusal = f"What link {subject.link} copies is unknown, since {HIDDEN}, or give --topics"
+            refusal = hidden_topics(subject.link)
         if not is_known:
             refusal = self._checkup.ask("control", target.raw, unknown_link, target.raw, subject.link)
         if refusal is not None:
