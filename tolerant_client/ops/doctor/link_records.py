@@ -53,8 +53,8 @@ def ledger_findings(link: str, rows: Iterable[LedgerRow]) -> Iterator[Told]:
 
 @check("control", cluster="link")
 def refusal_findings(link: str, why: str) -> Iterator[Told]:
-    """Why nothing else is said of the link: the target does not know it, or it copies another source."""
-    evidence, _, remedy = why.rpartition(": ")
+    """Why nothing else is said of the link: the target does not know it, or hides it from us, or it copies another source."""
+    evidence, _, remedy = why.rpartition(": " if ": " in why else "; ")
     if ". Or " in remedy:  # a link that is known has its remedy within
         evidence, _, remedy = why.removeprefix(f"Link {link}: ").partition(". Or ")
         remedy = f"do what it says, or {remedy}"

@@ -926,6 +926,20 @@ def test_topics_are_not_judged_as_those_of_a_named_link_that_the_target_does_not
     assert [(f.evidence, f.remedy) for f in told] == findings
 
 
+def test_topics_are_not_judged_as_those_of_a_named_link_whose_control_is_hidden() -> None:
+    clusters = dict.fromkeys(("source", "target"), {"bootstrap.servers": "127.0.0.1:1"})
+    told = list[Finding]()
+    checkup = cast(Checkup, SimpleNamespace(ask=lambda *_: LinkControl(is_hidden=True), add=told.extend))
+    subject = link_examination.Subject(clusters, link="rd", asks_control=True, is_named=True)
+    examination = link_examination._Examination(subject, dict.fromkeys(clusters, {}), checkup)
+    one: Any = SimpleNamespace(facts=facts(), raw=None)
+    examination._found.update(source=one, target=one)
+    assert not examination._take_topics()
+    ((severity, evidence, remedy),) = [(f.severity, f.evidence, f.remedy) for f in told]
+    assert severity is ERROR and evidence.startswith("What link rd copies is unknown, since we may not read topic ")
+    assert remedy == "Grant us Describe and Read on it, or give --topics"
+
+
 def test_no_mirror_makes_again_what_was_deleted_after_the_link_was_promoted() -> None:
     control = replace(HAD, is_promotion_begun=True)
     assert list(topic_findings({"new": replace(spec(), name="new"), "orders": spec()}, {}, 3, control)) == []
