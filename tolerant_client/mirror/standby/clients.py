@@ -188,12 +188,13 @@ class Following(clients.Recovering):
 
         led, this = Led(link, control, here=to, left=own), weakref.ref(self)
         named = set(make.args) if isinstance(self, consumer.KafkaConsumer) else set()  # before it is made
-        led, back = led_on(led, lambda: topics_of(this) or named, FIRST_WORD_S)
+        led, back = led_on(led, lambda: topics_of(this) or set(named), FIRST_WORD_S)
         try:
             if led.here is to:
                 self._begin_at_standby(make, to, led.link, led.control, configs)
             else:
                 make(**configs)
+            named.clear()  # by now the consumer knows what it reads
             self._begin_beside_movers(led, back)
         except BaseException:
             back.close()
