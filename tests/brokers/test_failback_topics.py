@@ -6,7 +6,8 @@ import re
 import shlex
 import time
 from collections.abc import Collection, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from support.mirror_link import (
     topics_of,
 )
 from support.moved_links import moved
+from support.settled import until
 from tolerant_client import KafkaConsumer, KafkaProducer
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetDivergedError, text_of
@@ -42,6 +44,9 @@ from tolerant_client.mirror.state.control_topic import read_control, update_cont
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.moves import at_home
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
+from tolerant_client.ops.service.ranges import RangesPlanner
+from tolerant_client.stock.moving import manager_of
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +147,14 @@ def test_what_a_link_back_that_never_ran_was_failed_over_with_is_home(source: st
     mirror(source, target, topic, link)
     failed_over(target, link)
     assert failed_back(target, source, back, topics=topic).is_done
-    failed_over(source, back)  # the target is lost before the mirror of the link back has started
+    standby: Any = {"bootstrap_servers": source, "standby": {"bootstrap_servers": target}, "link": link}
+    with both(source, target) as (origin, copy), closing(KafkaProducer(**standby)) as client:
+        assert manager_of(client).cluster.cluster_id == copy.run(copy.cluster_id)
+        failed_over(source, back)  # the target is lost before the mirror of the link back has started
+        home = origin.run(origin.cluster_id)
+        until(lambda: manager_of(client).cluster.cluster_id == home)
+        with closing(KafkaProducer(**standby)) as made:
+            assert manager_of(made).cluster.cluster_id == home
     append_records(source, topic, 3, first=500)
     at_home = ends(source, topic)
     found = failed_back(target, source, f"{back}-2", topics=topic, discards=True)
@@ -426,3 +438,30 @@ def test_a_promotion_is_after_the_last_move_to_its_source_though_its_link_was_st
         source_id = origin.run(origin.cluster_id)
     assert control.known_moves[topic] == ahead_ms < control.primary_since[topic].since_ms
     assert at_home({"chain-a": upstream}, {"chain-b": control}, source_id) == {topic: "chain-b"}
+
+
+def test_a_running_mirror_learns_of_the_moves_to_its_source(source: str, target: str) -> None:
+    """So does a link after it, and a failover, for which the source is not there to ask."""
+    topic, since_ms = "topics-live", int(time.time() * 1000) + 3_600_000  # by a clock that is fast
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    mirror(source, target, topic, "live")
+    settings = MirrorSettings(*({"bootstrap.servers": each} for each in (source, target)), topic, "live", refresh_s=0)
+    planner = RangesPlanner(MirrorJob(settings))
+    with ExitStack() as stack:
+        origin, copy = stack.enter_context(both(source, target))
+        stack.callback(planner.stop)
+
+        def known() -> Any:
+            planner.look()
+            return copy.run(read_control, copy, "live")
+
+        before = known()
+        assert before.known_moves == {} and known().written_ms == before.written_ms
+        origin.run(update_control, origin, "live-up", lambda _: moved(topic, since_ms, source_cluster_id="elsewhere"))
+        assert known() == replace(before, known_moves={topic: since_ms})
+        failed_over(target, "live")
+        over = copy.run(read_control, copy, "live")
+        assert over.primary_since[topic].since_ms == since_ms + 1
+        origin.run(update_control, origin, "live-up", lambda _: moved(topic, since_ms + 2))
+        assert known() == over

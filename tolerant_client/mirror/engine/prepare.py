@@ -308,7 +308,7 @@ async def prepare_link(
 
     def forget(now: LinkControl) -> LinkControl:
         now = now.without(planned.deleted, control)
-        now = replace(now, known_moves={**now.known_moves, **known})
+        now = now.knowing(known)
         now = replace(now, begun={**former.begun, **now.begun}, maybe_begun=now.maybe_begun | former.maybe_begun)
         # What an identical start had begun of them is not on the target any more (look_for_others).
         return (

@@ -186,7 +186,7 @@ async def _begin(target: Cluster, links: Links, topics: LinkTopics, found: Decis
 
     def change(now: LinkControl) -> LinkControl:
         control = begin_again(now, links.source_cluster_id, topics, found.adopted, generation)
-        return replace(control, known_moves={**control.known_moves, **moves})
+        return control.knowing(moves)
 
     await update_control(target, links.link, change)
 

@@ -207,7 +207,7 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
             begun, fences, owners = await fence_own(of, control, partitions, producer_id)
-            begun = replace(begun, known_moves={**begun.known_moves, **moves})
+            begun = begun.knowing(moves)
             warnings += await end_map(of, begun)
             require_same_promotion(of, await read_control(target, link), begun)  # groups may read the target already
             ends = as_fenced(await _look_again(of, source, ends, of.knowing(control)), fences)

@@ -71,6 +71,9 @@ def blockers(
     for why, members in list(by_reason({**open_there, **emptied}).items())[:_SENTENCES]:
         found.append(Blocker(f"{names_of(members)} could not be compared: {why}", causes=[f"not compared: {why}"]))
     found += [Blocker(text, causes=[f"loss: {p}"]) for p, text in list(unsettled.items())[:_SENTENCES]]
+    if more_unsettled := list(unsettled)[_SENTENCES:]:
+        text = f"losses in {named(more_unsettled)} wait for the mirror, too"
+        found.append(Blocker(text, causes=[f"loss: {p}" for p in more_unsettled]))
     if unread:
         text = f"partitions could not be compared with the source's this time: {named(unread)}; try again"
         found.append(Blocker(text, causes=["unread"]))

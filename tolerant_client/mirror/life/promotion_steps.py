@@ -404,7 +404,7 @@ async def write_end(
         end = end.with_gone(gone, is_translated=of.is_translated)
         end = of.with_found(end, producer_id) if end.is_fenced else end
         end = replace(end, primary_since={**now.primary_since, **moved}, target_cluster_id=cluster_id)
-        end = replace(end, known_moves={**now.known_moves, **begun.known_moves})
+        end = end.knowing(begun.known_moves)
         less = replace(end, copied_until={}, mapped=now.mapped)
         since_ms = now.unsaid_since_ms  # of what has moved before
         if since_ms is None:

@@ -78,7 +78,7 @@ class LinkControl:
     `primary_since` has the topics that promotions of this link with identical offsets have moved to its target, also once it begins
     again (moves.py); where the target took no record with them, `unsaid_since_ms` says when the last one was.  `target_cluster_id` is
     the id of the target that they were moved to.  `known_moves`: when topics of the link were last moved to its source, or before, as
-    a start, failback or promote has seen there.
+    its mirror, failback or promote has seen there.
     `written_ms`: when its record was, by its writer's clock.  `is_hidden`: we may not read it, so nothing of it is known; no record has it.
     """
 
@@ -322,14 +322,23 @@ class LinkControl:
         """The name for init_producer_id: the fence of one generation does not fence the next."""
         return f"{link}~{self.generation}" if self.generation else link
 
+    @property
+    def tells_moves(self) -> bool:
+        """Whether promotions of it, with identical offsets, have written when they moved topics; version 0.1 did not."""
+        return bool(self.primary_since) or self.unsaid_since_ms is not None
+
     def moved_ms(self, name: str) -> int | None:
         """When a promotion of this link has moved a topic to its target (its name there) last; None if none has."""
         if name in self.primary_since:
             return self.primary_since[name].since_ms
         if not self.has_moved(name):
             return None
-        is_of_0_1 = self.unsaid_since_ms is None and not self.primary_since  # which wrote no moments
-        return 0 if is_of_0_1 else self.unsaid_since_ms
+        return self.unsaid_since_ms if self.tells_moves else 0
+
+    def knowing(self, moves: Mapping[str, int]) -> LinkControl:
+        """This control, which also knows of these moves of topics to the link's source: when each was, in ms."""
+        later = {name: max(since_ms, self.known_moves.get(name, -1)) for name, since_ms in moves.items()}
+        return replace(self, known_moves={**self.known_moves, **later})
 
     def brings_back(self, name: str, moved_to: str | None, moved_ms: int) -> bool:
         """Whether the link copies, or has copied, a topic back that was moved then to this cluster (None: unknown, so any)."""

@@ -2,9 +2,10 @@
 
 Laws:
 - A promotion writes when it has moved each topic (LinkControl.primary_since): after every move that its target knows of, and after the
-  topic's last move to its source that the link's start, failback, or `promote` has seen there (`known_moves`).  So the moves of a topic
-  to and fro are in one order, whatever the clocks say; where the controls could not be read, or for a failover of a link that was
-  started before its source's own promotion, the clocks decide.
+  topic's last move to its source that the link's mirror, failback, or `promote` has seen there (`known_moves`).  So the moves of a topic
+  to and fro are in one order, whatever the clocks say.  Where the controls could not be read, or for a failover of a link that had no
+  mirror since its source's own promotion, the clocks decide, and a move from a third cluster is not known to go on from there.
+- Version 0.1 wrote no moments: of what a failover by it had left for later, all topics count as moved once it is finished.
 - A link also knows of the moves that a link which copies the topic into its source knows of: a way home may go over a third cluster.
 - A move counts until a later one, also once its link begins again, and, on failback's target, while the topic has that id.
 - A move takes a topic on from a cluster if its link copies from there, or may do so (a failover without a control does not know its

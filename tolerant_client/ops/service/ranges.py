@@ -46,6 +46,7 @@ from tolerant_client.errors import (
     UnsupportedSourceError,
 )
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
+from tolerant_client.mirror.engine.moves_watch import MovesWatch
 from tolerant_client.mirror.engine.preflight import RefusalFacts, refusal_facts, unled_copies
 from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, held_partitions, take_measures
@@ -120,6 +121,7 @@ class RangesPlanner:
         self._report = None if job.folder is None else RunReport(Path(job.folder))
         self._refreshed_at = self._looked_at = self._checked_at = float("-inf")
         self._refusals: RefusalFacts | None = None
+        self._moves: MovesWatch | None = None
         self._scope, self._control, self._mapped = Scope(), LinkControl(), NO_MAP
         self._made_again: dict[str, int] = {}
         self._task_of: Mapping[TopicPartition, int] = {}
@@ -187,14 +189,25 @@ class RangesPlanner:
         is_due = now - self._looked_at >= _LOOK_S
         if now - self._refreshed_at >= self._refresh_s or self._may_be_free(now) or is_due and self._lacks_topics():
             self._take(self._planned())
-            self._refreshed_at = self._looked_at = now
+            self._refreshed_at = now
         elif is_due:
             source, target = self._connected()
             led = source.run(stable_ends, source, self._scope.led)
             map_of = None if self._settings.is_identical else self._settings.link
             away = self._quickly(partial(unled_copies, map_of=map_of), led.offsets.keys(), target)
             self._take(self._scope.after_look(led.without(away or {})))
-            self._looked_at = now
+        else:
+            return
+        self._looked_at = now
+        self._learn_moves()
+
+    def _learn_moves(self) -> None:
+        """Writes down the promotions to the source that have come since the start (moves.py)."""
+        if not self._settings.is_identical:
+            return
+        source, target = self._connected()
+        moves = self._moves = self._moves or MovesWatch(source, target, self._settings.link)
+        self._quickly(lambda _, topics: moves.write(topics), {p.topic for p in self._scope.led}, source)
 
     def _require_not_promoted(self) -> None:
         source, target = self._connected()

@@ -396,6 +396,10 @@ def test_a_loss_is_its_running_mirrors_to_settle_until_it_reports_a_block(
     assert (found.differing.keys(), found.unsettled.keys()) == ((set(), {P}) if is_held else ({P}, set()))
     (blocker,) = blockers([], {}, compared=found)
     assert blocker.lasts != is_held and list(blocker.causes) == ([f"loss: {P}"] if is_held else [])
+    many = {TopicPartition("many", n): f"many-{n} has lost records" for n in range(7)}
+    *_, last = found_of_many = blockers([], {}, compared=Comparison({}, unsettled=many))
+    assert len(found_of_many) == 6 and last.text == "losses in many-5, many-6 wait for the mirror, too"
+    assert {cause for each in found_of_many for cause in each.causes} == {f"loss: {p}" for p in many}
     paused = compared(cast(Any, Log(batch(20), start=20, end=30)), Log(of_link(0), end=10), paused=frozenset({P.topic}))
     assert paused is not None and paused.differing.keys() == {P}, "of which the mirror does nothing"
     lost = "The source of orders-0 no longer has offsets 10 to 20: retention overtook the mirror; "

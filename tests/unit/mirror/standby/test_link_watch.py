@@ -25,7 +25,7 @@ from tolerant_client.mirror.standby.clients import _told
 from tolerant_client.mirror.standby.follower import Follower
 from tolerant_client.mirror.standby.link_watch import FIRST_WORD_S, LinkWatch, NewestControl
 from tolerant_client.mirror.state.control_record import Controls
-from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.stock.moving import Mover
 
@@ -348,8 +348,12 @@ def test_the_links_that_there_are_instead_are_read_once_for_as_long_as_the_link_
 
 
 def test_a_link_that_failback_has_prepared_is_followed_before_it_runs() -> None:
+    """Also once it was failed over without having run: its clients come home."""
     prepared = LinkControl(generation=1, source_cluster_id="A", topics=LinkTopics().to_json())
     assert control_of(prepared) is prepared
+    over = replace(prepared, is_promotion_begun=True, is_fenced=True)
+    for promoted in (replace(over, primary_since={"x": MovedTopic(5)}), replace(over, unsaid_since_ms=5)):
+        assert control_of(promoted) is promoted
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ from tolerant_client.mirror.state.replication_policy import (
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicCreation, TopicFilter
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
-from tolerant_client.ops.service.ranges import Range, dealt
+from tolerant_client.ops.service.ranges import Range, RangesPlanner, dealt
 from tolerant_client.ops.service.ranges_scope import Scope
 from tolerant_client.ops.service.task_reports import RunReport
 
@@ -91,6 +91,12 @@ def test_a_partition_keeps_its_task(
     after = dealt(second, tasks, before)
     assert all(after[p] == task for p, task in before.items() if p in after)
     assert after.keys() == second.keys()
+
+
+@pytest.fixture(autouse=True)
+def no_moves_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clusters of these tests respond to nothing else."""
+    monkeypatch.setattr(RangesPlanner, "_learn_moves", lambda planner: None)
 
 
 def reader(
