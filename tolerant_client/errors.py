@@ -3,6 +3,7 @@
     TolerantClientError(KafkaError)
       ConnectionLostError(+KafkaConnectionError)        the connection of a request ended; `__cause__` says why
         ConnectionTimedOutError(+RequestTimedOutError)  ... because a request on it got no response in time
+        ClientMovesError                                ... because its client moves to another cluster
       SslAuthenticationError(+KafkaConnectionError)     one side refused the other in the TLS handshake: a certificate, a version
       CorrelationIdMismatchError(+CorrelationIdError)   a response that no request waits for
       FrameError(+InvalidReceiveError)                  bytes that are no Kafka frame
@@ -94,6 +95,10 @@ class ConnectionTimedOutError(ConnectionLostError, RequestTimedOutError):  # typ
 
     def _text(self) -> str:
         return str(self.args[0]) if self.args else type(self).__name__
+
+
+class ClientMovesError(ConnectionLostError):
+    """The client has ended the connection of a request, since it moves to the cluster that a promotion leads it to."""
 
 
 class SslAuthenticationError(TolerantClientError, KafkaConnectionError):  # type: ignore[misc]

@@ -26,7 +26,7 @@ from typing import Any
 
 import kafka.errors as Errors
 
-from tolerant_client.errors import SslAuthenticationError, text_of
+from tolerant_client.errors import ClientMovesError, SslAuthenticationError, text_of
 from tolerant_client.stock.stock_names import Future, KafkaConnectionManager
 
 log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Bootstrap(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python i
         left = list(self._conns.values())
         self._conns.clear()
         for connection in left:
-            connection.close(Errors.KafkaConnectionError("the client moves to another cluster"))
+            connection.close(ClientMovesError("the client moves to another cluster"))
         for _ in range(_TURNS):
             await self._net.sleep(0)
 

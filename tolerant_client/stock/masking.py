@@ -6,6 +6,7 @@ tokens and, in the admin client, the whole configuration.
 Laws:
 - Only a log record's arguments are replaced: levels, handlers and wording stay,
   and so do arguments that are neither payload nor secret.
+- But the end of a connection that a client leaves because it moves is logged as INFO, not as an ERROR: it is no failure.
 - What is not logged costs nothing: filters see only records of enabled levels.
 - Only kafka-python's own loggers are filtered, not an application's `kafka.mine`.
 - A filter must not raise: logging would raise it in the code that logs.  What cannot be inspected is not printed.
@@ -22,6 +23,7 @@ from typing import Any
 from kafka.protocol.data_container import DataContainer
 from kafka.structs import OffsetAndMetadata
 
+from tolerant_client.errors import ClientMovesError
 from tolerant_client.stock.stock_names import ABCRecord
 
 _MAX_DEPTH = 8  # of containers in containers; deeper ones are not printed
@@ -58,9 +60,12 @@ def attach() -> None:
 
 
 def _mask(record: logging.LogRecord) -> bool:
-    """A logging filter that passes everything."""
+    """A logging filter that passes everything, but what is only INFO where that is not wanted."""
     if not record.args:
         return True
+    if any(isinstance(arg, ClientMovesError) for arg in record.args):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        return logging.getLogger(record.name).isEnabledFor(logging.INFO)
     places = _PAYLOAD_AT.get(record.msg, ()) if isinstance(record.msg, str) else ()
     if isinstance(record.args, Mapping):
         # logging unpacks a dictionary that is the only argument.

@@ -18,6 +18,7 @@ import kafka.producer.kafka
 import pytest
 from kafka.admin import NewTopic
 from kafka.consumer.fetcher import ConsumerRecord
+from kafka.errors import KafkaConnectionError
 from kafka.protocol.consumer import JoinGroupRequest
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest
@@ -26,6 +27,7 @@ from kafka.structs import OffsetAndMetadata, TopicPartition
 import tolerant_client
 from support.canaries import Listener, listening
 from support.fake_broker import FakeBroker, serve, set_correlation_id
+from tolerant_client.errors import ClientMovesError
 from tolerant_client.stock import masking
 
 KEY, VALUE, HEADER, SECRET = "canary-key", "canary-value", "canary-header", "canary-password"
@@ -284,3 +286,16 @@ def test_a_dictionary_that_another_thread_changes_is_logged() -> None:
         sys.setswitchinterval(interval)
         is_over.set()
         thread.join()
+
+
+@pytest.mark.parametrize("level, logged", [(logging.INFO, ["INFO"]), (logging.WARNING, [])])
+def test_the_connections_that_a_moving_client_leaves_are_no_errors(
+    level: int, logged: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    masking.attach()
+    logger = logging.getLogger("kafka.net.connection")
+    with caplog.at_level(level, logger.name):
+        logger.error("%s: Connection lost: %s", "node 1", ClientMovesError("the client moves to another cluster"))
+        assert [record.levelname for record in caplog.records] == logged
+        logger.error("%s: Connection lost: %s", "node 1", KafkaConnectionError("socket disconnected"))
+        assert [record.levelname for record in caplog.records] == [*logged, "ERROR"]
