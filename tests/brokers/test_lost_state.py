@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import closing
 
@@ -11,7 +12,16 @@ from kafka.structs import TopicPartition
 from typer.testing import CliRunner
 
 from spark_integration.cli.app import app
-from support.mirror_link import append_records, both, create_topic, delete_topic, ends, mirror
+from support.mirror_link import (
+    append_records,
+    both,
+    configure,
+    create_topic,
+    delete_records,
+    delete_topic,
+    ends,
+    mirror,
+)
 from support.zookeeper_kafka import ZooKeeperKafka
 from tolerant_client.cluster.admin.topics import delete_topics
 from tolerant_client.cluster.cluster import Cluster
@@ -26,7 +36,7 @@ from tolerant_client.mirror.state.carriers import START_UNTOLD
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import Health
-from tolerant_client.mirror.state.map_topic import map_topic
+from tolerant_client.mirror.state.map_topic import MAP_PARTITIONS, map_partition, map_topic
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.doctor.link_examination import Subject, examine
 
@@ -89,6 +99,32 @@ def test_a_translated_link_without_control_and_map_copies_nothing_twice_and_ever
         delete_topic(target, CONTROL_TOPIC)
         prepared = origin.run(lambda: prepare_link(origin, copy, copied, f"{link}-2", is_translated=True))
         assert any(text.startswith(warned) for text in prepared.warnings), prepared
+
+
+def test_a_map_that_was_trimmed_lets_nothing_be_copied_twice_and_every_command_says_so(
+    source: str, target: str
+) -> None:
+    """An operator's script gave each topic a retention, and set the map's cleanup.policy right again as `doctor` says."""
+    topic = link = "lost-rows"
+    create_topic(source, topic)
+    append_records(source, topic, 10)
+    mirror(source, target, topic, link, is_translated=True)
+    before, part = ends(target, topic), map_partition(link, TopicPartition(topic, 0))
+    configure(target, part.topic, cleanup_policy="compact,delete")
+    delete_records(target, part.topic, ends(target, part.topic, MAP_PARTITIONS)[part.partition], part.partition)
+    configure(target, part.topic, cleanup_policy="compact")
+    told = f"the offset map of link {link}, has lost rows .partition {part.partition} now starts at offset"
+    with pytest.raises(TargetDivergedError, match=told):
+        mirror(source, target, topic, link, is_translated=True)
+    assert ends(target, topic) == before
+    with both(source, target) as (origin, copy):
+        planned = origin.run(lambda: plan_everything(origin, copy, link, topic, is_translated=True))
+        assert planned.exit_code == 3 and any(re.search(told, text) for text in planned.refusals), planned
+        status = origin.run(lambda: read_status(origin, copy, link, LinkTopics.of(topic)))
+        assert status.health is Health.BLOCKED and any(re.search(told, text) for text in status.findings), status
+        assert [(t.lag, t.unknown) for t in status.topics] == [(None, (0,))], status
+        with pytest.raises(OptionError, match=told):
+            origin.run(lambda: promote(origin, copy, link, LinkTopics.of(topic)))
 
 
 def test_a_target_that_cannot_tell_what_a_translated_link_has_copied_gets_no_advice_to_start_it(

@@ -227,9 +227,9 @@ def values(servers: str, topic: str, count: int) -> dict[int, bytes | None]:
     return {offset: value for offset, _, _, value, headers in found if not any(name == FILLER for name, _ in headers)}
 
 
-def delete_records(servers: str, topic: str, before: int) -> None:
+def delete_records(servers: str, topic: str, before: int, partition: int = 0) -> None:
     admin = kafka.KafkaAdminClient(bootstrap_servers=servers)
-    admin.delete_records({TopicPartition(topic, 0): before})
+    admin.delete_records({TopicPartition(topic, partition): before})
     admin.close()
 
 

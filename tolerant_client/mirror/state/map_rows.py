@@ -60,12 +60,13 @@ async def read_last_rows(
 
     Raises TargetDivergedError if the map is lost, LinkPromotedError if it says that the link is over.
     """
+    parts = _by_map_partition(link, partitions)
     try:
-        rows = await _newest_rows(target, link, partitions)
+        rows = await _newest_rows(target, link, parts)
     except Errors.KafkaError:
-        await require_same_map(target, link, control)
+        await require_same_map(target, link, control, parts)
         raise
-    await require_same_map(target, link, control)
+    await require_same_map(target, link, control, parts)
     last = rows.pop(LAST, None)
     require_not_last(target, link, control, -1 if last is None else last.key.number)
     return rows
@@ -100,11 +101,11 @@ async def say_over(target: Cluster, link: str, generation: int, *, patience_ms: 
 
 
 async def _newest_rows(
-    target: Cluster, link: str, partitions: Iterable[TopicPartition]
+    target: Cluster, link: str, parts: Mapping[TopicPartition, set[TopicPartition]]
 ) -> dict[TopicPartition, MapRow]:
-    """The newest row of each of these partitions that has one, and the newest LAST row of the parts of the map that have them."""
+    """The newest row of each of the partitions of these parts of the map that has one, and the newest LAST row of the parts."""
     topic, found = map_of(target, link), dict[TopicPartition, MapRow]()
-    for there, wanted in _by_map_partition(link, partitions).items():
+    for there, wanted in parts.items():
         start, end = await topic.start(there.partition), await topic.end(there.partition)
         found = _joined(found, await _newest_of(topic, there.partition, start, end, wanted))
     return found
@@ -130,7 +131,8 @@ async def _newest_of(
 
 async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, MapRow]:
     """As read_last_rows, but without checking whose map the topic is, and of a link that is over, too; empty without a map."""
-    rows = await _newest_rows(target, link, partitions) if await map_of(target, link).exists() else {}
+    parts = _by_map_partition(link, partitions)
+    rows = await _newest_rows(target, link, parts) if await map_of(target, link).exists() else {}
     return {p: row for p, row in rows.items() if p != LAST}
 
 
@@ -222,10 +224,11 @@ async def mapped_topics(
     """The partitions in the map of a link, if it has one; no partition of the map waits for the leader of another one.
 
     `of`: those among these, for which less is read, or what is not `known` yet.  Waits `patience_ms` for missing leaders; partitions
-    that are not read `within_s` seconds, if given, stay unread.  `is_there`: has_map and lost_map have said that.
+    that are not read `within_s` seconds, if given, stay unread.  `is_there`: has_map and lost_map have said that.  The rows that a map
+    still has are true, also if it was trimmed.
     """
     if not is_there:
-        is_there = await has_map(target, link, control) and await lost_map(target, link, control) is None
+        is_there = await has_map(target, link, control) and await lost_map(target, link, control, ()) is None
     if not is_there:
         return NO_MAP
     parts: dict[TopicPartition, set[TopicPartition] | None] = {**_by_map_partition(link, of or ())}

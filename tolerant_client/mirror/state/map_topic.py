@@ -7,18 +7,22 @@ Laws:
   topic is gone, or another has its name, what was copied is unknown, never nothing, and no start creates the map again.  If its
   control is gone, too, the logs say that it has copied.
   The id is checked after the rows were read: the id of a deleted topic does not come back.
+- Cleaning never moves the start of a log: a part of the map that starts after offset 0 was trimmed, by a cleanup.policy with delete or
+  by DeleteRecords.  Which rows it had is unknown, so the map is lost then, too.
 - Its rows are read and written by map_rows.py, and copy_transaction.py while the link copies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import crc32c
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.cluster.patience import BELIEVED_AFTER
 from tolerant_client.errors import OptionError, TargetDivergedError
 from tolerant_client.mirror.state.carriers import copied_logs
@@ -68,8 +72,13 @@ async def ensure_map_topic(target: Cluster, link: str, control: LinkControl) -> 
     return await _map_id(target, link)
 
 
-async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | None:
-    """Why the offset map of a link is lost; None if it is there, as far as is known, or the link has none."""
+async def lost_map(
+    target: Cluster, link: str, control: LinkControl, parts: Collection[TopicPartition] | None = None
+) -> str | None:
+    """Why the offset map of a link is lost; None if it is there, as far as is known, or the link has none.
+
+    `parts` are the partitions of the map that are asked whether they were trimmed: all, unless given.
+    """
     if control.map_id is None:
         if not (copied := sorted(await _copied_untold(target, link, control))):
             return None
@@ -82,7 +91,18 @@ async def lost_map(target: Cluster, link: str, control: LinkControl) -> str | No
             return _lost(link, "was deleted")
         await target.net.sleep(_LOOK_AGAIN_S)
     now = TopicIds(target=await _map_id(target, link))
-    return None if TopicIds(target=control.map_id).is_of_target(now) else _lost(link, "was deleted and created again")
+    if not TopicIds(target=control.map_id).is_of_target(now):
+        return _lost(link, "was deleted and created again")
+    asked = [TopicPartition(map_topic(link), n) for n in range(MAP_PARTITIONS)] if parts is None else parts
+    starts = (await list_led_offsets(target, dict.fromkeys(asked, EARLIEST), looks=1)).offsets
+    if not (trimmed := {p: start for p, start in starts.items() if start}):
+        return None
+    where = ", ".join(f"partition {p.partition} now starts at offset {start}" for p, start in sorted(trimmed.items()))
+    return _lost(
+        link,
+        f"has lost rows ({where}: a {CLEANUP_POLICY} other than compact, or DeleteRecords, has deleted what was before)",
+        f"Setting {CLEANUP_POLICY} right brings no row back. To copy all again, delete that topic, and {_COPY_AGAIN}",
+    )
 
 
 async def _copied_untold(target: Cluster, link: str, control: LinkControl) -> frozenset[TopicPartition]:
@@ -99,9 +119,11 @@ def _lost(link: str, what: str, remedy: str = f"To copy all again, {_COPY_AGAIN}
     )
 
 
-async def require_same_map(target: Cluster, link: str, control: LinkControl) -> None:
+async def require_same_map(
+    target: Cluster, link: str, control: LinkControl, parts: Collection[TopicPartition] | None = None
+) -> None:
     """Raises TargetDivergedError if the link's map is lost (lost_map)."""
-    if (why := await lost_map(target, link, control)) is not None:
+    if (why := await lost_map(target, link, control, parts)) is not None:
         raise TargetDivergedError(why)
 
 

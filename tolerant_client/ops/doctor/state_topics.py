@@ -32,6 +32,7 @@ def state_topic_findings(facts: ClusterFacts, link: str) -> Iterator[Told]:
         config = facts.configs.get(topic, {})
         if (kept := Retention.of(config)) is None:
             continue
+        note = ""
         if topic == CLAIMS_TOPIC:
             wrong = {RETENTION_MS: str(_CLAIMS_MS)} if kept.ms is not None and kept.ms < _CLAIMS_MS else {}
             what = "running mirrors are not seen, and claims are lost: status, and other mirrors, take them for ended"
@@ -44,6 +45,7 @@ def state_topic_findings(facts: ClusterFacts, link: str) -> Iterator[Told]:
         else:
             wrong = {} if config[CLEANUP_POLICY] == "compact" else {CLEANUP_POLICY: "compact"}
             what = "what a link has copied, and what operators have ordered, is deleted with time"
+            note = "  # nothing that is deleted already comes back: then run doctor again before any mirror"
         if wrong:
             now = ", ".join(f"{name}={config.get(name)}" for name in sorted(wrong))
             change = ",".join(f"{name}={value}" for name, value in sorted(wrong.items()))
@@ -54,5 +56,5 @@ def state_topic_findings(facts: ClusterFacts, link: str) -> Iterator[Told]:
                 Severity.ERROR,
                 f"topic {topic}",
                 f"it has {now}: {what}",
-                f"{command} --add-config {shlex.quote(change)}",
+                f"{command} --add-config {shlex.quote(change)}{note}",
             )

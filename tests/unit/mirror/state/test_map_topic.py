@@ -28,15 +28,30 @@ from tolerant_client.mirror.state.map_rows import (
     mapped_topics,
     read_last_rows,
 )
-from tolerant_client.mirror.state.map_topic import ensure_map_topic, has_map, lost_map, map_topic, require_kind
+from tolerant_client.mirror.state.map_topic import (
+    ensure_map_topic,
+    has_map,
+    lost_map,
+    map_partition,
+    map_topic,
+    require_kind,
+)
 
 P, Q = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OURS, OTHER = uuid.UUID(int=7), uuid.UUID(int=8)
 KNOWN = LinkControl(map_id=str(OURS), adopted={P: 12})
 
 
-def target_with(monkeypatch: pytest.MonkeyPatch, topic_id: uuid.UUID | None, exists: bool = True) -> Cluster:
-    """A target whose map has this id, None of brokers that tell none; no map where it does not exist."""
+def target_with(
+    monkeypatch: pytest.MonkeyPatch,
+    topic_id: uuid.UUID | None,
+    exists: bool = True,
+    trimmed: dict[int, int] | None = None,
+) -> Cluster:
+    """A target whose map has this id, None of brokers that tell none; no map where it does not exist.
+
+    `trimmed`: where parts of the map now start.
+    """
 
     async def partitions(topics: Collection[str]) -> dict[str, list[int]]:
         return {name: [0] for name in topics if exists}
@@ -44,7 +59,11 @@ def target_with(monkeypatch: pytest.MonkeyPatch, topic_id: uuid.UUID | None, exi
     async def ids(_: object, topics: Collection[str]) -> dict[str, uuid.UUID]:
         return {name: topic_id for name in topics if exists and topic_id is not None}
 
+    async def starts(_: object, asked: Collection[TopicPartition], **__: object) -> LedOffsets:
+        return LedOffsets({p: (trimmed or {}).get(p.partition, 0) for p in asked if exists}, {})
+
     monkeypatch.setattr(map_topic_module, "topic_ids", ids)
+    monkeypatch.setattr(map_topic_module, "list_led_offsets", starts)
     monkeypatch.setattr(map_topic_module, "copied_logs", AsyncMock(return_value=frozenset()))
     return cast(
         Cluster,
@@ -71,6 +90,25 @@ def test_a_map_that_is_gone_or_another_one_is_lost(
 ) -> None:
     why = asyncio.run(lost_map(target_with(monkeypatch, topic_id, exists), "dr", control))
     assert why is None if said is None else why is not None and said in why and map_topic("dr") in why
+
+
+def test_a_map_that_was_trimmed_has_lost_rows_and_those_that_are_left_are_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once cleanup.policy=delete had deleted rows, the next start copied everything twice, also after that was set right."""
+    target = target_with(monkeypatch, OURS, trimmed={3: 12, 5: 7})
+    why = asyncio.run(lost_map(target, "dr", KNOWN))
+    assert why is not None and "partition 3 now starts at offset 12, partition 5 now starts at offset 7" in why
+    assert "Setting cleanup.policy right brings no row back. To copy all again, delete that topic" in why
+    part = map_partition("dr", P)
+    monkeypatch.setattr(map_rows, "_newest_rows", AsyncMock(return_value={}))
+    for number in (part.partition, 5):
+        target = target_with(monkeypatch, OURS, trimmed={number: 12})
+        reading = read_last_rows(target, "dr", [P], KNOWN)  # asks the leader of its own part alone
+        if number == part.partition:
+            with pytest.raises(TargetDivergedError, match="has lost rows"):
+                asyncio.run(reading)
+        else:
+            assert asyncio.run(reading) == {}
+    assert asyncio.run(lost_map(target, "dr", KNOWN, ())) is None
 
 
 @pytest.mark.parametrize(

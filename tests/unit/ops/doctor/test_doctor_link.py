@@ -340,9 +340,11 @@ def test_state_topics_that_lose_what_they_must_keep_are_named(
 ) -> None:
     found = list(state_topic_findings(replace(facts(), configs={f"tolerant-mirror-{topic}": config}), "dr"))
     assert [(f.severity, f.thing) for f in found] == [(ERROR, f"topic tolerant-mirror-{topic}")] * (change is not None)
-    assert [f.remedy.endswith(f"--entity-name tolerant-mirror-{topic} --add-config {change}") for f in found] == [
-        True
-    ] * len(found)
+    assert [f.remedy.partition("  # ")[0].endswith(f"-{topic} --add-config {change}") for f in found] == [True] * len(
+        found
+    )
+    is_gone = topic in ("control", "offsets-dr")
+    assert ["  # nothing that is deleted already comes back" in f.remedy for f in found] == [is_gone] * len(found)
 
 
 def test_a_mirror_that_runs_without_a_control_is_found() -> None:
