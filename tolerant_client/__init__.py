@@ -35,7 +35,23 @@ __all__ = [
     "uninstall",
 ]
 
+# What programs import from `kafka` beside the clients: only the name of the package changes.
+_KAFKAS = (
+    "AsyncConsumerRebalanceListener",
+    "ConsumerGroupMetadata",
+    "ConsumerRebalanceListener",
+    "DefaultSerializer",
+    "Deserializer",
+    "IsolationLevel",
+    "JsonSerializer",
+    "OffsetAndMetadata",
+    "OffsetSpec",
+    "Serializer",
+    "TopicPartition",
+    "TopicPartitionReplica",
+)
 _HOMES = {
+    **dict.fromkeys(_KAFKAS, "kafka"),
     "CoordinatorUnavailableError": "tolerant_client.errors",
     "KafkaAdminClient": "tolerant_client.mirror.standby.clients",
     "KafkaConsumer": "tolerant_client.mirror.standby.clients",
@@ -66,4 +82,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_KAFKAS})

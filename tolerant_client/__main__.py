@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> None:
     if options.counters:
         atexit.register(_print_counters)
     sys.excepthook = _without_our_frames(sys.excepthook)
-    sys.argv = [options.program, *options.arguments]
+    # argparse drops a `--` before the program's own arguments (bpo-17050).
+    dropped = [arg for arg in arguments[: len(arguments) - len(options.arguments)][-1:] if arg == "--"]
+    sys.argv = [options.program, *dropped, *options.arguments]
     if options.is_module and not _is_there(options.program):
         parser.error(f"no module named {options.program!r}")
     elif options.is_module:

@@ -53,8 +53,8 @@ class RecordsWriter(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise OptionError(
-                "Save mode Overwrite not allowed for tolerantkafka. Allowed save modes are Append and ErrorIfExists"
-                " (default): records cannot be replaced; delete the topic's records first"
+                "Save mode Overwrite not allowed for tolerantkafka: records cannot be replaced. Give mode append, and delete the"
+                " topic's records first if none of them is to stay"
             )
         self._options = parse_write_options(options)
         self._columns = choose_columns(schema, self._options.topic)

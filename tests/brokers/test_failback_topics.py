@@ -161,6 +161,26 @@ def test_what_a_link_back_that_never_ran_was_failed_over_with_is_home(source: st
     assert not found.is_done and not found.deleted_topics and ends(source, topic) == at_home
 
 
+def test_the_failover_of_a_link_that_was_prepared_again_and_never_ran_writes_no_record(
+    source: str, target: str
+) -> None:
+    """Its former generation, which its promotion has fenced, is not fenced once more with a record that consumers would see."""
+    topic = link = "topics-again-unrun"
+    back = f"{topic}-back"
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    mirror(source, target, topic, link)
+    promoted(source, target, link)
+    assert failed_back(target, source, back, topics=topic).is_done
+    mirror(target, source, topic, back)
+    promoted(target, source, back)
+    assert failed_back(source, target, link, topics=topic).is_done
+    failed_over(target, link)
+    options: Any = {"group_id": None, "auto_offset_reset": "earliest", "consumer_timeout_ms": 1000}
+    with closing(KafkaConsumer(topic, bootstrap_servers=target, **options)) as consumer:
+        assert [record.offset for record in consumer] == [*range(5)]
+
+
 def failed_over_but(late: str, target: str, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failover that leaves one topic for later, as if it had no leader."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import kafka.errors as Errors
 from kafka.protocol.broker_version_data import BrokerVersionData
@@ -42,10 +43,21 @@ def check_connection(config: Mapping[str, Any], name: str) -> None:
         _check_login(config, name)
     if protocol.endswith("SSL"):
         _check_tls(config, name)
+    check_proxy(config["proxy_url"], name)
+
+
+def check_proxy(url: Any, name: str) -> None:
+    """Raises OptionError for a proxy_url of `name` that cannot be used, without what it says: it may have a password."""
     try:
-        KafkaNetSocket.__new__(KafkaNetSocket, config["proxy_url"])  # which looks up no name
-    except _NOT_KAFKAS as error:
-        raise OptionError(f"{name} has a proxy_url that cannot be used: {error}") from error
+        KafkaNetSocket.__new__(KafkaNetSocket, url)  # which looks up no name
+        is_usable = url is None or bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+    except _NOT_KAFKAS:
+        is_usable = False
+    if not is_usable:
+        raise OptionError(
+            f"{name} has a proxy_url that cannot be used: give SCHEME://USER:PASSWORD@HOST:PORT, with a scheme of socks5, socks5h or"
+            " http, and with special characters of user and password percent-encoded, as %2F for /"
+        )
 
 
 def _check_servers(servers: Any, name: str) -> None:

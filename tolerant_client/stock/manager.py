@@ -26,6 +26,7 @@ from tolerant_client.stock.any_broker import AnyBroker, is_for_any_broker
 from tolerant_client.stock.bootstrap import BESIDE_S, Bootstrap
 from tolerant_client.stock.client_metrics import register
 from tolerant_client.stock.connection import TolerantConnection
+from tolerant_client.stock.connection_options import check_proxy
 from tolerant_client.stock.leader_watch import LeaderWatch
 from tolerant_client.stock.metadata import STRATEGIES, TolerantMetadata
 from tolerant_client.stock.stock_names import (
@@ -87,6 +88,7 @@ class TolerantConnectionManager(Bootstrap):
         self.called = ""  # what messages call the cluster
         masking.attach()  # again: modules imported since then may log
         super().__init__(net, **configs)
+        check_proxy(self.config["proxy_url"], "the client")
         strategy = self.config["metadata_recovery_strategy"]
         if strategy not in STRATEGIES:
             raise ValueError(f"metadata_recovery_strategy must be one of {', '.join(STRATEGIES)}; got {strategy!r}")
@@ -390,6 +392,13 @@ class TolerantNetClient(KafkaNetClient):  # type: ignore[misc]
     """For kafka-python's `kafka_client=` option: its client on a TolerantConnectionManager."""
 
     def __init__(self, net: Any = None, manager: Any = None, **configs: Any) -> None:
-        net = NetworkSelector(**configs) if net is None else net
-        manager = TolerantConnectionManager(net, **configs) if manager is None else manager
+        if manager is None and net is None:
+            net = NetworkSelector(**configs)
+            try:
+                manager = TolerantConnectionManager(net, **configs)
+            except BaseException:  # a wrong option
+                net.close()
+                raise
+        elif manager is None:
+            manager = TolerantConnectionManager(net, **configs)
         super().__init__(net=net, manager=manager, **configs)

@@ -28,7 +28,7 @@ from tolerant_client.stock.stock_names import ABCRecord
 
 _MAX_DEPTH = 8  # of containers in containers; deeper ones are not printed
 _TINY = 2  # bytes: a reply code of a proxy, not a payload
-_SECRET_NAMES = ("password", "secret", "token", "proxy")  # a proxy's URL may carry a password
+_SECRET_NAMES = ("pas", "pwd", "secret", "token", "proxy")  # also a mistyped password; a proxy's URL may carry one
 
 
 class Description(str):
@@ -63,16 +63,17 @@ def _mask(record: logging.LogRecord) -> bool:
     """A logging filter that passes everything, but what is only INFO where that is not wanted."""
     if not record.args:
         return True
-    if any(isinstance(arg, ClientMovesError) for arg in record.args):
-        record.levelno, record.levelname = logging.INFO, "INFO"
-        return logging.getLogger(record.name).isEnabledFor(logging.INFO)
     places = _PAYLOAD_AT.get(record.msg, ()) if isinstance(record.msg, str) else ()
     if isinstance(record.args, Mapping):
         # logging unpacks a dictionary that is the only argument.
         record.args = _safely_masked(record.args)
-    else:
-        record.args = tuple(_HIDDEN if at in places else _safely_masked(arg) for at, arg in enumerate(record.args))
-    return True
+        return True
+    is_wanted = True
+    if any(isinstance(arg, ClientMovesError) for arg in record.args):
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        is_wanted = logging.getLogger(record.name).isEnabledFor(logging.INFO)
+    record.args = tuple(_HIDDEN if at in places else _safely_masked(arg) for at, arg in enumerate(record.args))
+    return is_wanted
 
 
 def _safely_masked(value: Any) -> Any:

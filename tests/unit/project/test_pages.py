@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import kafka
+
 import tolerant_client
 from support.tree import ROOT
 
@@ -45,4 +47,6 @@ def test_the_pages_import_our_own() -> None:
 
 def test_every_public_name_is_where_it_is_said_to_be() -> None:
     assert all(hasattr(tolerant_client, name) for name in tolerant_client.__all__)
-    assert set(tolerant_client._HOMES) == set(tolerant_client.__all__)
+    assert set(tolerant_client._HOMES) == {*tolerant_client.__all__, *tolerant_client._KAFKAS}
+    assert {*kafka.__all__} <= {*dir(tolerant_client)}, "of programs that change the import"
+    assert tolerant_client.TopicPartition is kafka.TopicPartition

@@ -248,9 +248,10 @@ def program(tmp_path: Path) -> Path:
     [
         ["programs/script.py"],
         ["programs/script.py", "--counters", "-m", "x y", "--policy", "none"],
+        ["programs/script.py", "--", "-5", "--"],
         ["-m", "programs.package.module", "--counters", "-x"],
     ],
-    ids=["script", "script with options", "module"],
+    ids=["script", "script with options", "script with dashes", "module"],
 )
 def test_the_program_sees_what_python_would_have_given_it(tmp_path: Path, program: Path, arguments: list[str]) -> None:
     ours = shown(*arguments, cwd=tmp_path)

@@ -299,3 +299,21 @@ def test_the_connections_that_a_moving_client_leaves_are_no_errors(
         assert [record.levelname for record in caplog.records] == logged
         logger.error("%s: Connection lost: %s", "node 1", KafkaConnectionError("socket disconnected"))
         assert [record.levelname for record in caplog.records] == [*logged, "ERROR"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [f"socks5://user:{SECRET}/x@host:1080", f"http://user:{SECRET}[@h:1", f"{SECRET}@host", f"nope://{SECRET}@h:1", 5],
+)
+@pytest.mark.parametrize("client", [tolerant_client.KafkaProducer, tolerant_client.KafkaConsumer])
+def test_a_proxy_that_cannot_be_used_is_refused_at_once_and_its_password_not_shown(
+    client: Any, url: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG), pytest.raises(tolerant_client.OptionError, match="percent-encoded") as refused:
+        client(bootstrap_servers="127.0.0.1:1", proxy_url=url)
+    assert SECRET not in f"{refused.value}{caplog.text}"
+
+
+@pytest.mark.parametrize("name", ["sasl_plain_pasword", "ssl_passwd", "keystore_pwd"])
+def test_a_password_of_a_mistyped_option_is_masked(name: str) -> None:
+    assert SECRET not in repr(masking.masked({name: SECRET}))

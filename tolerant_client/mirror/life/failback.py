@@ -276,7 +276,7 @@ async def _compare(
     command = partial(_command, source, target)
     refused = {
         **others_have,
-        **home_texts(are_home, link, names, links.into_target, links.into_source, command),
+        **home_texts(are_home, link, names, links.into_target, links.into_source, command, links.source_cluster_id),
         **unmoved_texts(link, names, links.into_target, target),
     }
     shared = [p for p in shared if p.topic not in refused]

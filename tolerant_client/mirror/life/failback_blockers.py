@@ -33,17 +33,19 @@ def home_texts(
     into_target: Mapping[str, LinkControl],
     into_source: Mapping[str, LinkControl],
     command: Callable[[str, Collection[str]], str],
+    source_id: str | None,
 ) -> dict[str, str]:
     """Why nothing is brought back to those topics of the target, of all to be `brought` by the link, that are at_home.
 
     `command` is what to type to bring back topics by a link.  Only under its own name the link that brought a topic home stops
-    telling clients so.
+    telling clients so; if it copies from another cluster than the source, whose id is given, that name cannot be used.
     """
 
     def once_lost(of: str) -> str:
-        if unsaid_moves(into_target[of], brought, into_source):
+        control = into_target[of]
+        if not control.may_copy_from(source_id) or unsaid_moves(control, brought, into_source):
             return f"run this again: it is copied back whole. {has_led_here(of)}"
-        own = sorted(home.keys() & set(copied_topics(into_target[of])))
+        own = sorted(home.keys() & set(copied_topics(control)))
         return f"run {'this again' if of == link else command(of, own)}: it is copied back whole"
 
     return {

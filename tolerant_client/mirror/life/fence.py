@@ -9,7 +9,8 @@ B. Identical offsets: a mirror's batches carry the link's producer id with the e
    a leader refuses batches with a lower one (ProducerAppendInfo.java, checkProducerEpoch).  The marker takes one offset,
    which no consumer sees.  Gap fillers have transactional.ids of their own: a new epoch ends their open transactions.
 C. If the link's transactional.id has expired, the coordinator gives it another producer id.  Only a record with the former id
-   fences that id: one filler record in each partition where it was the last to write.
+   fences that id: one filler record in each partition where it was the last to write, and that no fence has followed.  So the id of
+   an earlier generation of the link, which its own promotion has fenced, costs no record, which every consumer would see.
 D. Translated offsets: each partition has a transactional.id; a new epoch fences its copier.  It writes nothing except the
    marker that ends an open transaction.
 E. Bare markers (GapFill.MARKERS, and AUTO where they may be written) carry no epoch that a broker could refuse, so their filler
@@ -168,7 +169,9 @@ async def _fence_former(
     if can_describe_producers(target) and ids:
         for partition, entries in (await describe_producers(target, partitions)).items():
             for entry in entries:
-                if entry.producer_id in ids:
+                if (
+                    entry.producer_id in ids and entry.last_sequence >= 0
+                ):  # else its last fence has its newest epoch here
                     former.setdefault(partition, {})[entry.producer_id] = entry.producer_epoch
     written: dict[TopicPartition, tuple[int, ...]] = {}
     for partition, epochs in former.items():

@@ -203,7 +203,7 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
     if will_do:
         await require_reading_right(of, owners.own)
         producer_id = await require_fencing_right(of)
-        moves = await moves_to_source(of, source, control)
+        moves = await moves_to_source(of, source, control, {p.topic for p in partitions})
     with half_done("the promotion") if will_do else nullcontext():
         if will_do:
             begun, fences, owners = await fence_own(of, control, partitions, producer_id)

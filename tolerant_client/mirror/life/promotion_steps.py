@@ -61,7 +61,7 @@ from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, T
 from tolerant_client.mirror.state.link_topics import begun_partitions, is_heartbeats
 from tolerant_client.mirror.state.map_rows import MappedTopics, say_over
 from tolerant_client.mirror.state.map_topic import copier_id, has_map, lost_map, map_partition
-from tolerant_client.mirror.state.moves import next_move_ms, seen_moves
+from tolerant_client.mirror.state.moves import known_moves, next_move_ms
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
 from tolerant_client.mirror.state.topics import read_ids
 
@@ -338,8 +338,10 @@ async def _mapped(of: PromotedLink, fenced: Collection[TopicPartition]) -> dict[
     return {}
 
 
-async def moves_to_source(of: PromotedLink, source: Cluster, known: LinkControl) -> dict[str, int]:
-    """When topics of the link were last moved to its source, as the controls there say now; none if these cannot be read within BOUND_S.
+async def moves_to_source(
+    of: PromotedLink, source: Cluster, known: LinkControl, topics: Collection[str]
+) -> dict[str, int]:
+    """When these topics were last moved to the source, as the controls there say now; none if these cannot be read within BOUND_S.
 
     Of a link whose control is `known` and that is promoted by half, not those that it has moved: these may have moved on since.
     """
@@ -349,12 +351,8 @@ async def moves_to_source(of: PromotedLink, source: Cluster, known: LinkControl)
             controls = await within_bound(source, links_into, source, None)
     if controls is None:
         return {}
-    moved = {source.topic_of(name): since_ms for name, since_ms in seen_moves(controls.links).items()}
-    return {
-        name: since_ms
-        for name, since_ms in moved.items()
-        if of.topics.writes(name) and not (known.is_half_promoted and known.moved_ms(name))
-    }
+    late = [name for name in topics if not (known.is_half_promoted and known.moved_ms(name))]
+    return known_moves(controls.links, late, source.wire_topic)
 
 
 async def _topics_moved_now(

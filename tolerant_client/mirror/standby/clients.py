@@ -61,7 +61,7 @@ _DEFAULTS: Final = {
 def connection_to(standby: Any) -> dict[str, Any]:
     """The whole configuration of connections to the standby; raises OptionError for what is none of it, or cannot connect."""
     if not isinstance(standby, Mapping):
-        raise OptionError(f'standby is {standby!r}: give a dict with options, as {{"bootstrap_servers": "HOST:PORT"}}')
+        raise OptionError('standby is no dict with options, as {"bootstrap_servers": "HOST:PORT"}')
     if unknown := sorted(standby.keys() - _DEFAULTS.keys()):
         raise OptionError(
             f"standby has {', '.join(unknown)}, which is no option of a connection: give it to the client"

@@ -1,7 +1,7 @@
 """Tells a client that a promotion has moved when the way back is promoted, so that it goes home.
 
 Laws:
-- A link's control has the last moves of its topics to its source that its start, failback or promotion has seen (LinkControl.known_moves).  A client
+- A link's control has the last moves of its topics to its source that its mirror, failback or promotion has seen (LinkControl.known_moves).  A client
   follows, into the cluster that it has left, a link from the cluster where it is that knew of the client's own move.  So nobody has to
   name the way back, and an older one says nothing, whatever was lost or renamed since: moves are in one order (moves.py).  So links
   lead nobody in a circle, and need no other proof that they are the client's.

@@ -225,13 +225,17 @@ class ControlsWatch(ControlFollower):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self._records: list[Record] = []
+        self._last: tuple[Collection[str] | None, Controls] | None = None
 
     async def read(self, begun_of: Collection[str] | None = ()) -> Controls:
-        """As read_controls, read after this call began."""
+        """As read_controls, read after this call began; the same object if nothing was appended since the last call for these topics."""
         await self.catch_up()
-        return controls_of(self._records, begun_of)
+        if self._last is None or self._last[0] != begun_of:
+            self._last = begun_of, controls_of(self._records, begun_of)
+        return self._last[1]
 
     def _take(self, records: list[Record], is_other: bool) -> None:
+        self._last = None
         self._records = telling([*([] if is_other else self._records), *records])
 
 

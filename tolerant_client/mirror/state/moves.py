@@ -4,7 +4,8 @@ Laws:
 - A promotion writes when it has moved each topic (LinkControl.primary_since): after every move that its target knows of, and after the
   topic's last move to its source that the link's mirror, failback, or `promote` has seen there (`known_moves`).  So the moves of a topic
   to and fro are in one order, whatever the clocks say.  Where the controls could not be read, or for a failover of a link that had no
-  mirror since its source's own promotion, the clocks decide, and a move from a third cluster is not known to go on from there.
+  mirror since its source's own promotion (one that runs learns of it within 30 s), the clocks decide, and a move from a third cluster is not
+  known to go on from there.
 - Version 0.1 wrote no moments: of what a failover by it had left for later, all topics count as moved once it is finished.
 - A link also knows of the moves that a link which copies the topic into its source knows of: a way home may go over a third cluster.
 - A move counts until a later one, also once its link begins again, and, on failback's target, while the topic has that id.
@@ -102,21 +103,18 @@ def at_home(
     return taken_on(into_target, moved_there, source_id)
 
 
-def seen_moves(links: Mapping[str, LinkControl]) -> dict[str, int]:
-    """When each topic was last moved to the cluster of these links, or to another one whose moves a link that copies it there knows of."""
-    found = {name: move.since_ms for name, move in last_moves(links).items()}
-    for control in links.values():
-        for name, since_ms in control.known_moves.items():
-            if control.is_identical and control.writes(name):  # one that was only prepared has copied nothing there
-                found[name] = max(found.get(name, -1), since_ms)
-    return found
-
-
 def known_moves(
     links: Mapping[str, LinkControl], topics: Iterable[str], wire_topic: Callable[[str], str]
 ) -> dict[str, int]:
-    """When these topics were last moved, as seen_moves; the name of each on the cluster of these links is its `wire_topic`."""
-    moves = seen_moves(links)
+    """When these topics were last moved to the cluster of these links, where the name of each is its `wire_topic`.
+
+    Or to another cluster, whose moves a link that copies the topic from there knows of.
+    """
+    moves = {name: move.since_ms for name, move in last_moves(links).items()}
+    for control in links.values():
+        for name, since_ms in control.known_moves.items():
+            if control.is_identical and control.writes(name):  # one that was only prepared has copied nothing there
+                moves[name] = max(moves.get(name, -1), since_ms)
     return {name: moves[there] for name in topics if (there := wire_topic(name)) in moves}
 
 

@@ -64,8 +64,10 @@ def read_properties(path: Path) -> tuple[dict[str, Setting], tuple[str, ...]]:
         elements = list(javaproperties.parse(path.read_bytes()))
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from None
-    except javaproperties.InvalidUEscapeError as error:
-        raise OptionError(f"{path} is not a properties file: {error}") from None
+    except javaproperties.InvalidUEscapeError:  # which quotes what may be of a password
+        raise OptionError(
+            f"{path} is not a properties file: \\u needs four hexadecimal digits; write \\\\u for \\u itself"
+        ) from None
     settings: dict[str, Setting] = {}
     warnings = []
     line = 1

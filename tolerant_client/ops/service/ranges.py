@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
@@ -84,7 +84,6 @@ _ATTEMPTS = 10  # to copy a micro-batch; each resumes from the target's log
 _LONGEST_PAUSE_S = 3  # a stop waits for it
 # A refusal is believed after several tries: a shorter micro-batch would look healthy in between.
 _LEAST_REPEAT_MS = 5_000
-_K = TypeVar("_K")
 _T = TypeVar("_T")
 _NO_TOPICS_S = 1.0
 _LOOK_S = 30.0  # between two checks of the leaders, and of what the target lacks
@@ -183,9 +182,10 @@ class RangesPlanner:
     def _refresh(self) -> None:
         """Discovers new topics and partitions and creates them on the target; between two such plans it checks leaders only.
 
-        A topic that a cluster lacks, and a refused topic that may be free now, cause a plan at once.
+        A topic that a cluster lacks, and a refused topic that may be free now, cause a plan at once.  After each but the first it writes
+        down the promotions to the source that have come since (moves.py).
         """
-        now = time.monotonic()
+        now, is_start = time.monotonic(), not self._has_planned
         is_due = now - self._looked_at >= _LOOK_S
         if now - self._refreshed_at >= self._refresh_s or self._may_be_free(now) or is_due and self._lacks_topics():
             self._take(self._planned())
@@ -194,37 +194,34 @@ class RangesPlanner:
             source, target = self._connected()
             led = source.run(stable_ends, source, self._scope.led)
             map_of = None if self._settings.is_identical else self._settings.link
-            away = self._quickly(partial(unled_copies, map_of=map_of), led.offsets.keys(), target)
+            away = self._within_bound(target, partial(unled_copies, map_of=map_of), target, led.offsets.keys())
             self._take(self._scope.after_look(led.without(away or {})))
         else:
             return
         self._looked_at = now
-        self._learn_moves()
+        if self._settings.is_identical and not is_start:
+            self._learn_moves()
 
     def _learn_moves(self) -> None:
-        """Writes down the promotions to the source that have come since the start (moves.py)."""
-        if not self._settings.is_identical:
-            return
         source, target = self._connected()
-        moves = self._moves = self._moves or MovesWatch(source, target, self._settings.link)
-        self._quickly(lambda _, topics: moves.write(topics), {p.topic for p in self._scope.led}, source)
+        self._moves = self._moves or MovesWatch(source, target, self._settings.link, self._control.generation)
+        self._within_bound(source, self._moves.write, {p.topic for p in self._scope.led})
 
     def _require_not_promoted(self) -> None:
-        source, target = self._connected()
-        try:
-            control = source.run(within_bound, target, read_control, target, self._settings.link)
-        except KafkaError:
-            return
-        if control is not None:
-            control.require_not_promoted(self._settings.link, target)
+        _, target = self._connected()
+        link = self._settings.link
+        if (control := self._within_bound(target, read_control, target, link)) is not None:
+            control.require_not_promoted(link, target)
 
     def _may_be_free(self, now: float) -> bool:
         """Whether the facts that caused the refusal of topics have changed since the last check."""
         if self._refresh_s == float("inf") or now - self._checked_at < _CHECK_S:
             return False
         self._checked_at = now
-        refused, before = {p.topic for p in self._scope.refused}, self._refusals
-        if not refused or (facts := self._quickly(refusal_facts, refused, self._connected()[1])) is None:
+        if not (refused := {p.topic for p in self._scope.refused}):
+            return False
+        before, (_, target) = self._refusals, self._connected()
+        if (facts := self._within_bound(target, refusal_facts, target, refused)) is None:
             return False
         self._refusals = facts
         return facts != before
@@ -235,15 +232,14 @@ class RangesPlanner:
             return False
         source, target = self._connected()
         copied, left = {p.topic for p in self._scope.ends}, {p.topic for p in self._scope.gone}
-        return bool(self._quickly(lacking, copied | left, target) or self._quickly(lacking, copied, source))
+        asked = ((target, copied | left), (source, copied))
+        return any(self._within_bound(cluster, lacking, cluster, topics) for cluster, topics in asked)
 
-    def _quickly(
-        self, ask: Callable[[Cluster, Collection[_K]], Awaitable[_T]], keys: Collection[_K], cluster: Cluster
-    ) -> _T | None:
-        """What a cluster says about topics or partitions; None if it does not respond soon: the copier waits for it, and reports that."""
+    def _within_bound(self, cluster: Cluster, ask: Callable[..., Awaitable[_T]], *args: Any) -> _T | None:
+        """What `ask` returns; None if this cluster does not respond soon: the copier waits for it, and reports that."""
         source, _ = self._connected()
         try:
-            return source.run(within_bound, cluster, ask, cluster, keys)
+            return source.run(within_bound, cluster, ask, *args)
         except KafkaError:
             return None
 

@@ -120,7 +120,7 @@ def test_a_link_of_an_unknown_source_counts_beside_one_of_a_known_one() -> None:
 def test_the_command_that_copies_back_what_is_home_has_the_topics_of_its_own_link() -> None:
     home, into_target = {"orders": "x", "users": "y"}, {"x": moved("orders", 2), "y": moved("users", 2)}
     texts = home_texts(
-        home, "back", home, into_target, {"there": moved("orders|users")}, lambda link, names: f"{link}: {names}"
+        home, "back", home, into_target, {"there": moved("orders|users")}, lambda link, names: f"{link}: {names}", "b"
     )
     assert [text.partition("verify first), and ")[2].partition(": it is")[0] for text in texts.values()] == [
         "run x: ['orders']",

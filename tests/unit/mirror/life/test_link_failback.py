@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -587,7 +587,7 @@ def test_what_is_home_is_not_brought_back_again(link: str) -> None:
     forward, into_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", 2)}
     assert at_home(forward, into_target, None) == {"orders": "back", "audit": "back"}
     assert str(chosen(link, forward, into_target)) == "audit,orders", "which are then refused"
-    text = home_texts(at_home(forward, into_target, None), link, ["audit", "orders"], into_target, forward, typed)[
+    text = home_texts(at_home(forward, into_target, None), link, ["audit", "orders"], into_target, forward, typed, "b")[
         "audit"
     ]
     assert re.search("Topic audit .* copy of link back, which was promoted: .* is its primary", text)
@@ -603,10 +603,16 @@ def typed(link: str, names: Collection[str]) -> str:
     return f"{link} of {','.join(names)}"
 
 
-@pytest.mark.parametrize("link", ["there", "back", "another"])
-def test_what_is_copied_back_apart_from_what_came_home_with_it_takes_its_clients_along(link: str) -> None:
+@pytest.mark.parametrize(
+    "link, brought, source",
+    [(n, ["audit"], "b") for n in ("there", "back", "another")] + [("another", ["audit", "orders"], "c")],
+)
+def test_what_is_copied_back_apart_from_what_came_home_with_it_takes_its_clients_along(
+    link: str, brought: list[str], source: str
+) -> None:
+    """So is what a link from a third cluster has brought home, whose name a link from this source cannot have."""
     forward, into_target = {"there": moved("orders|audit")}, {"back": moved("orders|audit", 2)}
-    (text,) = home_texts({"audit": "back"}, link, ["audit"], into_target, forward, typed).values()
+    (text,) = home_texts({"audit": "back"}, link, brought, into_target, forward, typed, source).values()
     assert re.search(
         "run this again: it is copied back whole. Its clients with standby= stay .* link back has led them", text
     )
@@ -653,8 +659,10 @@ class Having:
         return {name: [0] for name in self.names if name in names}
 
 
-def to_undo(source: Any, target: Any, forward: dict[str, LinkControl]) -> dict[str, list[str]]:
-    links = failback_links.Links("back", "b", LinkControl(), None, forward, {})
+def to_undo(
+    source: Any, target: Any, forward: dict[str, LinkControl], into_target: Mapping[str, LinkControl] = {}
+) -> dict[str, list[str]]:
+    links = failback_links.Links("back", "b", LinkControl(), None, forward, into_target)
     found = drive(failback_links.left_to_undo(source, target, links))
     return {link: copied_topics(control) for link, control in found.items()}
 
@@ -664,6 +672,22 @@ def test_a_link_whose_topics_the_source_has_no_more_is_not_to_be_undone() -> Non
     forward = {"there": moved("orders|audit"), "retired": moved("users"), "live": LinkControl()}
     assert to_undo(source, target, forward) == {"there": ["orders"], "live": []}
     assert to_undo(source, target, {"retired": moved("users")}) == {"retired": ["users"]}, "which is told"
+
+
+@pytest.mark.parametrize(
+    "said, left",
+    [
+        ({}, ["away"]),
+        ({"source_cluster_id": "c"}, ["away", "home"]),
+        ({"is_fenced": True, "is_promotion_begun": True}, ["away", "home"]),
+    ],
+)
+def test_what_a_live_link_copies_back_already_is_not_to_be_undone(said: dict[str, Any], left: list[str]) -> None:
+    """An active/active pair of which each side has been away once."""
+    clusters = Having("a.orders", "b.orders")
+    live = LinkControl(topics=LinkTopics.of("a[.]orders").to_json(), producer_ids=(1,), source_cluster_id="b")
+    forward = {"home": moved("a.orders"), "away": moved("b.orders")}
+    assert sorted(to_undo(clusters, clusters, forward, {"live": replace(live, **said)})) == left
 
 
 @pytest.mark.parametrize("deleted", [(), ("orders",)])

@@ -6,7 +6,6 @@ import asyncio
 import json
 import shlex
 import tracemalloc
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
 from spark_integration.cli.exits import exit_code
+from support.control_topic import ControlTopic
 from tolerant_client.cluster.admin.transactions import ProducerEntry
 from tolerant_client.cluster.cluster import Cluster, OffsetAndEpoch
 from tolerant_client.errors import LinkPromotedError, OptionError, OrdersHiddenError
@@ -34,7 +34,7 @@ from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.life.status_reasons import still
 from tolerant_client.mirror.state import control_topic
 from tolerant_client.mirror.state.control_record import controls_of, decode_control, encode_control, newest_of, rank
-from tolerant_client.mirror.state.control_topic import ControlsWatch, ControlWatch, read_control, update_control
+from tolerant_client.mirror.state.control_topic import ControlsWatch, ControlWatch
 from tolerant_client.mirror.state.link_control import (
     NO_LIMIT,
     WHOLE_LINK,
@@ -254,53 +254,6 @@ def test_a_promotion_that_was_not_finished_is_told_as_one_and_not_as_done() -> N
 
 
 # -- of several records one counts --------------------------------------------
-
-
-class ControlTopic:
-    """The control topic, in memory; `before_append` runs between a writer's look and its record."""
-
-    name, id, codec = "target", "t", 0
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log: list[Record] = []
-        self.before_append: list[Callable[[], Awaitable[object]]] = []
-        self.is_killed, self.is_there, self.is_refused = False, True, False
-        self.read_from: list[int] = []
-        self.leader_epochs = [4]
-        self.cluster = self
-        monkeypatch.setattr(control_topic, "control_topic", lambda _: self)
-
-    async def insist(self, what: str, attempt: Callable[[], Awaitable[int]]) -> int:
-        return await attempt()
-
-    async def exists(self) -> bool:
-        if self.is_refused:
-            raise Errors.TopicAuthorizationFailedError("tolerant-mirror-control")
-        return self.is_there
-
-    async def end(self) -> int:
-        return len(self.log)
-
-    async def records(self, start: int, end: int) -> list[Record]:
-        self.read_from += range(start, end)
-        return self.log[start:end]
-
-    async def ensure(self) -> None:
-        """It is there."""
-
-    async def put(self, key: bytes, value: bytes) -> int:
-        while self.before_append:
-            await self.before_append.pop()()
-        self.log.append(Record(len(self.log), 0, key, value))
-        if self.is_killed:
-            raise KeyboardInterrupt
-        return len(self.log) - 1
-
-    async def change(self, link: str = "dr", **changes: Any) -> LinkControl:
-        return await update_control(cast(Cluster, self), link, lambda now: replace(now, **changes))
-
-    async def read(self) -> LinkControl:
-        return await read_control(cast(Cluster, self), "dr")
 
 
 def test_record_of_a_mirror_that_was_killed_before_it_could_look_takes_no_promotion_back(
@@ -661,7 +614,9 @@ def test_a_look_that_fails_is_told_to_all_who_wait_for_it() -> None:
 def test_only_the_newest_record_of_a_link_counts_so_that_rubbish_is_cleared_by_the_one_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log = ControlTopic(monkeypatch).log
+    topic = ControlTopic(monkeypatch)
+    monkeypatch.setattr(control_topic, "control_topic", lambda _: topic)
+    log = topic.log
     log += [
         Record(0, 1, b"dr", encode_control(FULL, 1)),
         Record(1, 1, b"dr", b"rubbish"),

@@ -160,6 +160,22 @@ def test_a_mirror_whose_source_is_gone_ends_with_the_promotion_of_its_link(
     assert "was promoted: its target belongs" in str(caught.value) if is_promoted else caught.value is away
 
 
+@pytest.mark.parametrize("offsets, learns", [("identical", 1), ("translated", 0)])
+def test_a_mirror_learns_of_moves_each_time_that_it_plans_after_its_start(
+    monkeypatch: pytest.MonkeyPatch, offsets: str, learns: int
+) -> None:
+    """Its start has done so already (prepare_link)."""
+    learned: list[RangesPlanner] = []
+    monkeypatch.setattr(RangesPlanner, "_learn_moves", lambda planner: learned.append(planner))
+    made = reader(replace(TAIL, offsets=offsets, refresh_s=0))
+    made._refreshed_at = made._looked_at = float("-inf")
+    monkeypatch.setattr(made, "_planned", lambda: Scope({FIRST: 10}))
+    made._refresh()
+    assert not learned
+    made._refresh()
+    assert learned == [made] * learns
+
+
 @pytest.mark.parametrize("has_planned", [False, True])
 def test_a_mirror_waits_for_topics_once_it_runs(monkeypatch: pytest.MonkeyPatch, has_planned: bool) -> None:
     asked: list[LinkTopics] = []
