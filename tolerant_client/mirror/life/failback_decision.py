@@ -205,30 +205,21 @@ def telling_of(
 def begin_again(
     now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions, generation: int = 0
 ) -> LinkControl:
-    """The control of a link that begins after what its target has; a new generation if the link ran before, from `generation` on."""
+    """The control of a link that begins after what its target has; a new generation if the link ran before, from `generation` on.
+
+    Of its former life only the operator's orders and its moves live on.
+    """
     had_one = bool(now.producer_ids) or now.is_over
-    return replace(
-        now,
-        is_promotion_begun=False,
-        is_fenced=False,
-        unfenced=frozenset(),
-        is_handed_back=False,
+    return LinkControl(
+        now.paused,
+        now.bytes_per_s,
+        paused_partitions=now.paused_partitions,
+        others=now.others,
         generation=max(now.generation + had_one, generation),
         primary_since={name: MovedTopic(ms) for name, ms in moved_topics(now).items()} | dict(now.primary_since),
-        unsaid_since_ms=None,
-        producer_ids=(),
+        target_cluster_id=now.target_cluster_id,
+        known_moves=now.known_moves,
         adopted=adopted,
-        starts={},
-        starts_of={},
-        start_epochs={},
-        begun={},
-        copied={},
-        log_starts={},
-        copied_until={},
-        empty_until={},
-        mapped={},
-        promotion=None,
-        map_id=None,
         source_cluster_id=source_cluster_id,
         topics=topics.to_json(),
     )

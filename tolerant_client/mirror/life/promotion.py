@@ -316,14 +316,15 @@ async def _awaited(order: _Order, source: Cluster, scope: _Scope, control: LinkC
     of = scope.of
     claims, looked = await look_at_claims(of.target), time.monotonic()
     deadline_s = 0.0 if order.is_dry_run else order.deadline_s
-    ends, found, differing, lost = await _wait(of, source, scope.on_source, deadline_s, order.tell)
-    if found and (scope.lacking or any(e.copyable for e in ends)):  # somebody has to copy
+    ready = await _wait(of, source, scope.on_source, deadline_s, order.tell)
+    found = list(ready.blockers)
+    if found and (scope.lacking or any(e.copyable for e in ready.ends)):  # somebody has to copy
         mirrors = await seen_mirrors(of.target, of.name, claims, looked)
-        behind = {e.partition for e in ends if e.copyable}
+        behind = {e.partition for e in ready.ends if e.copyable}
         waits = {p: wait for p, wait in standing(mirrors or (), (), control).items() if p in behind}
         found += [reason.text for reason in (*waiting_reasons(waits), *mirror_reasons(of.name, mirrors))]
     found += [f"{text}; start the mirror with it, or take it out of the file" for text in scope.beside.not_begun]
-    return _Readiness(ends, found, differing, [], lost)
+    return replace(ready, blockers=found)
 
 
 async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[TopicPartition]) -> list[TopicPartition]:
@@ -337,12 +338,10 @@ async def _of_source(of: PromotedLink, source: Cluster, partitions: Collection[T
 
 async def _wait(
     of: PromotedLink, source: Cluster, besides: list[TopicPartition], deadline_s: float, tell: Callable[[str], None]
-) -> tuple[list[PartitionLag], list[str], dict[TopicPartition, str], list[str]]:
+) -> _Readiness:
     """Reads both clusters at least twice: until nothing blocks the promotion, a blocker does not go by waiting, or the deadline.
 
-    Returns the positions of both sides, what blocks the promotion, the differences in partitions that it does not wait for, and what
-    of the blockers says that translated copies are lost.  While
-    something blocks it, how far logs with identical offsets are copied is unknown where they differ, or were not compared.
+    While something blocks it, how far logs with identical offsets are copied is unknown where they differ, or were not compared.
     Checks the partitions of the link's topics and those `besides`.  Tells each cause for which it waits once.  Raises OptionError if
     the source has nothing of the link.
     """
@@ -385,7 +384,7 @@ async def _wait(
                 ends = [replace(e, position=None) if e in has_position else e for e in ends]
             lost = [blocker.text for blocker in lacking_blockers(sorted_out._replace(deleted=[], unmade=[]))]
             lost += [compared.differing[p] for p in sorted(compared.lost)] if compared is not None else []
-            return ends, [blocker.text for blocker in found], differing, lost
+            return _Readiness(ends, [blocker.text for blocker in found], differing, [], lost)
         if deadline_s and (new := news(found, told)):
             tell(f"waiting: {'; '.join(new)}")
         before = {e.partition: e for e in ends}
