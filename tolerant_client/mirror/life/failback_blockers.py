@@ -18,7 +18,7 @@ from tolerant_client.mirror.life.shared_log import SharedLog
 from tolerant_client.mirror.state.health import by_reason, counted, few, names
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.link_topics import some
-from tolerant_client.mirror.state.moves import copied_topics, unsaid_moves
+from tolerant_client.mirror.state.moves import copied_topics, last_moves, unsaid_moves
 
 _DELETED = "these topics are deleted on the target, with what groups have committed of them there, and copied again"
 
@@ -48,13 +48,26 @@ def home_texts(
         own = sorted(home.keys() & set(copied_topics(control)))
         return f"run {'this again' if of == link else command(of, own)}: it is copied back whole"
 
-    return {
-        name: f"{promoted_text(name, of)} So the target is its primary, and nothing is to be brought back. To copy it to the source again,"
-        " run tolerant-kafka failback with source and target exchanged; or leave the topic out. But if the target was lost since, and"
-        " applications write to the source's topic instead, that one is the primary: do not exchange them, but delete the topic on the"
-        f" target, {WITH_WHAT_IT_HAS}, and {once_lost(of)}"
-        for name, of in sorted(home.items())
-    }
+    def moved_on(name: str) -> str | None:
+        """The link that copies a topic into the source and knows that it was moved on from the target since: in a ring, say."""
+        since_ms = last_moves(into_target)[name].since_ms
+        live = ((link, c) for link, c in into_source.items() if c.is_identical and not c.is_over and c.writes(name))
+        return next((link for link, c in live if c.known_moves.get(name, -1) > since_ms), None)
+
+    def why(name: str, of: str) -> str:
+        if (feeder := moved_on(name)) is not None:
+            return (
+                f"Topic {name} of this target is the copy of link {of}, which was promoted, and was moved on since to another cluster,"
+                f" from which link {feeder} copies it into this source. Run failback with its primary as the source, or leave it out"
+            )
+        return (
+            f"{promoted_text(name, of)} So the target is its primary, and nothing is to be brought back. To copy it to the source again,"
+            " run tolerant-kafka failback with source and target exchanged; or leave the topic out. But if the target was lost since, and"
+            " applications write to the source's topic instead, that one is the primary: do not exchange them, but delete the topic on the"
+            f" target, {WITH_WHAT_IT_HAS}, and {once_lost(of)}"
+        )
+
+    return {name: why(name, of) for name, of in sorted(home.items())}
 
 
 def unmoved_texts(

@@ -619,6 +619,18 @@ def test_what_is_copied_back_apart_from_what_came_home_with_it_takes_its_clients
     assert "back of" not in text, "its name is needed for the rest"
 
 
+@pytest.mark.parametrize("later_ms, is_over, is_elsewhere", [(3, False, True), (2, False, False), (3, True, False)])
+def test_the_target_is_not_called_the_primary_of_what_was_moved_on_from_it(
+    later_ms: int, is_over: bool, is_elsewhere: bool
+) -> None:
+    """In a ring: a to b, b to c, and the link from c copies into a, from which another link to b is to begin."""
+    knows = LinkControl(topics=LinkTopics.of("orders").to_json(), producer_ids=(1,), known_moves={"orders": later_ms})
+    feeder = {"feeder": replace(knows, is_promotion_begun=is_over)}
+    (text,) = home_texts({"orders": "ab"}, "ab-2", ["orders"], {"ab": moved("orders", 2)}, feeder, typed, "b").values()
+    assert ("from which link feeder copies it into this source" in text) == is_elsewhere
+    assert ("the target is its primary" in text) != is_elsewhere
+
+
 @pytest.mark.parametrize("late", [(), ("users",)])
 def test_what_the_promotion_of_a_link_back_has_not_moved_yet_is_not_home(late: tuple[str, ...]) -> None:
     unfenced = frozenset(TopicPartition(name, 0) for name in late)
