@@ -11,7 +11,7 @@ from kafka.structs import TopicPartition
 from spark_integration.mirror.flow_watches import FlowWatches
 from spark_integration.mirror.supervisor import SupervisedLink, run_links
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.mirror.engine.prepare import plan_link
+from tolerant_client.mirror.engine.planned_link import plan_link
 from tolerant_client.mirror.follow.acls import sync_acls
 from tolerant_client.mirror.follow.checkpoints import KnownCheckpoints, emit_checkpoints
 from tolerant_client.mirror.follow.configs import sync_configs

@@ -28,7 +28,7 @@ from support.zookeeper_kafka import ZooKeeperKafka
 from tolerant_client import KafkaProducer
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import DataLossError, UnsupportedSourceError
-from tolerant_client.mirror.engine.prepare import plan_link
+from tolerant_client.mirror.engine.planned_link import plan_link
 from tolerant_client.records import codecs
 from tolerant_client.records.arrow import SCHEMA
 from tolerant_client.records.record_batch import Record, encode_batch

@@ -36,7 +36,7 @@ from tolerant_client.errors import DataLossError, OptionError
 from tolerant_client.mirror.batches.gaps import is_filler
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.limits import TransactionLimits
-from tolerant_client.mirror.engine.prepare import plan_link
+from tolerant_client.mirror.engine.planned_link import plan_link
 from tolerant_client.mirror.engine.translated.offsets import translated_offsets
 from tolerant_client.mirror.follow.translate import translate
 from tolerant_client.mirror.state.ledger import read_ledger

@@ -44,7 +44,8 @@ from tolerant_client.mirror.engine import prepare as sync
 from tolerant_client.mirror.engine.identical import evidence, next_sequence, resume_point
 from tolerant_client.mirror.engine.identical.offsets import identical_offsets
 from tolerant_client.mirror.engine.limits import CopyLimits
-from tolerant_client.mirror.engine.prepare import plan_link, prepare_link
+from tolerant_client.mirror.engine.planned_link import plan_link
+from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.life.failback import failback
 from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.logs.reading import source_truncations

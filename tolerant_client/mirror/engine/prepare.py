@@ -1,94 +1,50 @@
-"""Plans what a link would do, and makes it ready to start.
+"""Makes a link ready to start.
 
 The checks come before the first write.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
+from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster, OffsetAndEpoch
-from tolerant_client.errors import (
-    OptionError,
-    TargetDivergedError,
-    TolerantClientError,
-    text_of,
-)
+from tolerant_client.errors import TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
-from tolerant_client.mirror.engine.circles import links_into, refuse_circle, refuse_one_cluster
+from tolerant_client.mirror.engine.circles import links_into, refuse_circle
 from tolerant_client.mirror.engine.former_copies import FormerCopies, former_copies
 from tolerant_client.mirror.engine.identical.resume_point import read_append_states
-from tolerant_client.mirror.engine.preflight import (
-    grown,
-    look_for_others,
-    require_same_source,
-    unled_copies,
-    write_down,
+from tolerant_client.mirror.engine.planned_link import (
+    PlannedLink,
+    make_topics,
+    partitions_of,
+    plan_link,
+    without_lost,
+    without_topics,
 )
+from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source, write_down
 from tolerant_client.mirror.engine.time_range import ends_at, require_all_led, starts_of_range
 from tolerant_client.mirror.engine.translated.copied_before import find_copied, warn_of_unmapped
-from tolerant_client.mirror.engine.translated.copy_transaction import require_renewing
 from tolerant_client.mirror.engine.translated.foresight import foresee
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import read_control, start_without_orders
 from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED
 from tolerant_client.mirror.state.health import names as names_of
-from tolerant_client.mirror.state.lacking import unfilled
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.link_topics import known_topics, see_topics
-from tolerant_client.mirror.state.map_rows import NO_MAP, MappedTopics, mapped_topics, require_not_last
+from tolerant_client.mirror.state.map_rows import mapped_topics, require_not_last
 from tolerant_client.mirror.state.map_topic import ensure_map_topic, require_kind, require_same_map
 from tolerant_client.mirror.state.moves import known_moves
-from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan, plan_topics, select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.mirror.state.topics import (
-    add_partitions,
-    create_each_topic,
-    describe_each_topic,
-    fit_each_topic,
-    require_names,
-)
 
 ELECTION_MS = 10_000  # how long a start waits for leaders: longer than an election takes, but not for a dead broker
 COPIED_MS = 10_000  # how long a start looks for what others have copied; the engine reads longer maps while it copies
-
-
-@dataclass(frozen=True)
-class PlannedLink:
-    """Topics of a link, and where the committed part of the source's logs ends (last stable offsets).
-
-    `waiting` says why partitions have no end: they have no leader on a cluster, or their topic is refused.  `described` are the chosen
-    topics as the source and the target have them now.  `gone` are topics that the link knows and the target has, but the
-    source lacks, with their partitions on the target; `deleted` are topics that the link began, and both clusters lack.
-    `alone` are all partitions of the link's names that the target has and the source does not, whosoever they are.
-    """
-
-    topics: TopicsPlan
-    ends: Mapping[TopicPartition, int]
-    waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
-    described: tuple[Mapping[str, TopicSpec], Mapping[str, TopicSpec]] = ({}, {})
-    gone: Mapping[str, list[int]] = field(default_factory=dict)
-    deleted: frozenset[str] = frozenset()
-    alone: frozenset[TopicPartition] = frozenset()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What may cause harm, one sentence each."""
-        return self.topics.warnings
-
-    def require_all(self, but: Collection[str] = ()) -> None:
-        """Raises OptionError if a topic is refused, `but` for these."""
-        for name, why in self.topics.refused.items():
-            if name not in but:
-                raise OptionError(why)
 
 
 @dataclass(frozen=True)
@@ -105,137 +61,6 @@ class PreparedLink:
     warnings: tuple[str, ...] = ()
     waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
     target_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
-
-
-async def plan_link(
-    source: Cluster,
-    target: Cluster,
-    topics: LinkTopics | str,
-    control: LinkControl = LinkControl(),
-    mapped: MappedTopics = NO_MAP,
-    *,
-    map_of: str | None = None,
-    patience_ms: int = 0,
-) -> PlannedLink:
-    """What a link over these topics (or those that match a regular expression) would do; writes nothing.
-
-    Topics that the `control` or `mapped` remembers, or that `topics` names, and that the source hides from us, are refused.
-    Names are the target's; the source must be a Cluster with the names of `topics`.
-    The source may be any Kafka from 0.8.2 on, the target must know record batches, and renew producers for translated offsets
-    (require_renewing).  A problem with one topic or partition is reported for it alone; leaders are awaited for at most
-    `patience_ms` on each cluster, those of a map if the link has translated offsets and is `map_of`.
-    Raises OptionError, UnsupportedSourceError or ClusterUnreachableError.
-    """
-    topics = LinkTopics.of(topics)
-    require_names(source, topics)
-    await source.connect()
-    await target.require_record_batches()
-    if map_of is not None:
-        await require_renewing(target)
-    await refuse_one_cluster(source, target)
-    view = await see_topics(source, target, topics, control, mapped)
-    hidden = {p.topic: why for p, why in view.hidden.items()}
-    chosen = sorted(view.on_source)
-    if not (chosen or hidden):
-        chosen = select_topics(topics, await source.partitions())  # raises an error that says what is wrong with them
-    wanted = await describe_each_topic(source, chosen)
-    present = await describe_each_topic(target, wanted.topics)
-    visible = {name: topic for name, topic in wanted.topics.items() if name not in present.refused}
-    plan = plan_topics(visible, present.topics, len(target.manager.cluster.brokers()), topics.creation)
-    fitted = await fit_each_topic(target, plan.create)
-    unsaid = {name: text_of(error) for name, error in {**wanted.refused, **present.refused, **fitted.refused}.items()}
-    unsaid.update(hidden)
-    plan = replace(
-        plan, create=fitted.topics, warnings=plan.warnings + fitted.warnings, refused={**plan.refused, **unsaid}
-    )
-    led = await stable_ends(source, list(partitions_of(plan.copied)), patience_ms)
-    ends, leaderless = led.without(await unled_copies(target, led.offsets, map_of, patience_ms))
-    refused = {TopicPartition(name, n): why for name, why in plan.refused.items() for n in view.on_source.get(name, ())}
-    known = known_topics(topics, control, view.on_source) | mapped.names
-    gone = {name: numbers for name, numbers in view.gone.items() if name in known}
-    waiting = {**leaderless, **refused, **view.hidden}
-    begun = {
-        p.topic for p in (*control.begun, *control.maybe_begun) if topics.writes(p.topic)
-    }  # each was requested by its name
-    deleted = frozenset(begun - view.on_source.keys() - view.on_target.keys() - hidden.keys())
-    return PlannedLink(plan, ends, waiting, (wanted.topics, present.topics), gone, deleted, view.alone(topics))
-
-
-async def make_topics(target: Cluster, planned: PlannedLink) -> PlannedLink:
-    """Creates the topics and partitions that the target lacks; repeatable.
-
-    Returns what can then be copied; what the brokers refuse to create is added to `waiting`.
-    """
-    plan = planned.topics
-    errors = {**await create_each_topic(target, plan.create), **await add_partitions(target, plan.grow)}
-    if not errors:
-        return planned
-    refused = {name: text_of(error) for name, error in errors.items()}
-    there = await target.partitions(refused)
-    unmade = [p for p in planned.ends if p.topic in refused and p.partition not in there.get(p.topic, ())]
-    lacking = {p: refused[p.topic] for p in unmade}
-    return replace(
-        planned,
-        topics=replace(
-            plan,
-            create=tuple(topic for topic in plan.create if topic.name not in refused),
-            refused={**plan.refused, **refused},
-        ),
-        ends={p: end for p, end in planned.ends.items() if p not in lacking},
-        waiting={**planned.waiting, **lacking},
-    )
-
-
-async def grow_link(
-    source: Cluster,
-    target: Cluster,
-    topics: LinkTopics | str,
-    link: str,
-    known: Collection[str],
-    control: LinkControl = LinkControl(),
-    mapped: MappedTopics = NO_MAP,
-    *,
-    is_identical: bool,
-) -> PlannedLink:
-    """What a running link copies from now on; creates what the target lacks of it.
-
-    `control` is the one read at its start; `mapped` are the partitions that the link has copied, also of topics that it no longer does.
-    Of the topics that are not `known`, those that other links write are refused (look_for_others), as at a start; so is a lost copy that
-    nothing fills again (unfilled).
-    Raises what plan_link does, and KafkaError.
-    """
-    topics = LinkTopics.of(topics)
-    own = mapped._replace(partitions=frozenset(p for p in mapped.partitions if topics.writes(p.topic)))
-    planned = await plan_link(source, target, topics, control, own, map_of=None if is_identical else link)
-    if found := {topic.name for topic in planned.topics.copied} - set(known):
-        others = await look_for_others(target, link, found, is_identical=is_identical, is_new=True)
-        planned = without_topics(planned, others.refused)
-    if not is_identical:
-        planned, _ = await without_lost(source, target, link, control, planned)
-    return await make_topics(target, planned)
-
-
-def without_topics(planned: PlannedLink, refused: Mapping[str, str]) -> PlannedLink:
-    """A plan in which these topics are refused altogether.  Pure."""
-    plan = planned.topics
-    kept = ([topic for topic in part if topic.name not in refused] for part in (plan.create, plan.existing, plan.grow))
-    lacking = {p: refused[p.topic] for p in (*planned.ends, *planned.waiting) if p.topic in refused}
-    create, existing, grow = map(tuple, kept)
-    return replace(
-        planned,
-        topics=replace(plan, create=create, existing=existing, grow=grow, refused={**plan.refused, **refused}),
-        ends={p: end for p, end in planned.ends.items() if p not in lacking},
-        waiting={**planned.waiting, **lacking},
-    )
-
-
-async def without_lost(
-    source: Cluster, target: Cluster, link: str, control: LinkControl, planned: PlannedLink
-) -> tuple[PlannedLink, list[TopicPartition]]:
-    """The plan of a link with translated offsets without the topics that it does not make (unfilled), and its copies that are lost."""
-    lost = await unfilled(source, target, link, control, partitions_of(planned.topics.create))
-    left_out = without_topics(planned, {p.topic: why for p, why in lost.items()})
-    return left_out, sorted(p for p, why in lost.items() if why == TRANSLATED_COPY_DELETED)
 
 
 async def prepare_link(
@@ -423,8 +248,3 @@ async def _refuse_differences(
                 raise state.error
 
     await target.insist("comparing the ends of both logs", check)
-
-
-def partitions_of(topics: Iterable[TopicSpec]) -> Iterable[TopicPartition]:
-    """Every partition of these topics."""
-    return (TopicPartition(topic.name, index) for topic in topics for index in range(topic.partitions))

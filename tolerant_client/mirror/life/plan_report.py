@@ -17,8 +17,14 @@ from tolerant_client.errors import DataLossError, LinkPromotedError, OptionError
 from tolerant_client.mirror.batches.losses import Loss, LossPolicy, MirrorPolicy
 from tolerant_client.mirror.engine.circles import links_into, refuse_circle
 from tolerant_client.mirror.engine.identical.difference import OpenTransaction
+from tolerant_client.mirror.engine.planned_link import (
+    PlannedLink,
+    partitions_of,
+    plan_link,
+    without_lost,
+    without_topics,
+)
 from tolerant_client.mirror.engine.preflight import grown, look_for_others, require_same_source
-from tolerant_client.mirror.engine.prepare import PlannedLink, partitions_of, plan_link, without_lost, without_topics
 from tolerant_client.mirror.engine.time_range import foresee_starts
 from tolerant_client.mirror.engine.translated.copied_before import find_copied, warn_of_unmapped
 from tolerant_client.mirror.engine.translated.foresight import foresee

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import GOES_ON, LedgerRow
-from tolerant_client.mirror.engine.prepare import partitions_of
+from tolerant_client.mirror.engine.planned_link import partitions_of
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.state.health import (
     DELETED_ON_TARGET,

@@ -47,8 +47,8 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.appendable import NO_PRODUCER
 from tolerant_client.mirror.engine.moves_watch import MovesWatch
+from tolerant_client.mirror.engine.planned_link import grow_link
 from tolerant_client.mirror.engine.preflight import RefusalFacts, refusal_facts, unled_copies
-from tolerant_client.mirror.engine.prepare import grow_link
 from tolerant_client.mirror.engine.process_copier import LinkConfig, copy_ranges, held_partitions, take_measures
 from tolerant_client.mirror.engine.time_range import ends_at
 from tolerant_client.mirror.life.mirrors import BOUND_S, within_bound

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
-from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.engine.planned_link import PlannedLink
 from tolerant_client.mirror.state.health import DELETED_ON_SOURCE, PARTITION_DELETED_ON_SOURCE
 
 

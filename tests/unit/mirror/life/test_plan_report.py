@@ -14,8 +14,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
 from tolerant_client.errors import OrdersHiddenError, TargetDivergedError
+from tolerant_client.mirror.engine.planned_link import PlannedLink, without_topics
 from tolerant_client.mirror.engine.preflight import Others
-from tolerant_client.mirror.engine.prepare import PlannedLink, without_topics
 from tolerant_client.mirror.engine.translated.foresight import Foreseen
 from tolerant_client.mirror.engine.translated.target_checks import Resumption
 from tolerant_client.mirror.life import plan_report

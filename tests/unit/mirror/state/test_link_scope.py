@@ -20,9 +20,10 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, TargetClaimedError
-from tolerant_client.mirror.engine import circles, preflight, prepare
+from tolerant_client.mirror.engine import circles, planned_link, preflight, prepare
 from tolerant_client.mirror.engine.circles import link_back, links_into, refuse_circle
 from tolerant_client.mirror.engine.former_copies import FormerCopies
+from tolerant_client.mirror.engine.planned_link import PlannedLink
 from tolerant_client.mirror.engine.preflight import (
     copied_by_others,
     grown,
@@ -30,7 +31,6 @@ from tolerant_client.mirror.engine.preflight import (
     of_the_same_id,
     require_same_source,
 )
-from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.life.naming import chosen_name, default_name
 from tolerant_client.mirror.state import link_topics, promoted_copies
 from tolerant_client.mirror.state.control_record import Controls, controls_of, encode_control
@@ -359,7 +359,7 @@ def test_a_start_is_refused_what_the_source_hides_of_its_link_and_is_told_what_i
         async def tell(*_: object) -> object:
             return value
 
-        monkeypatch.setattr(prepare, name, tell)
+        monkeypatch.setattr(planned_link, name, tell)
 
     respond("describe_each_topic", DescribedTopics({}, {}))
     respond("fit_each_topic", FittedTopics((), (), {}))
@@ -368,9 +368,9 @@ def test_a_start_is_refused_what_the_source_hides_of_its_link_and_is_told_what_i
     source, target = Reached("clicks", hidden=["clicks"]), Reached("clicks", "deleted", "another", name="target")
     remembered = dict.fromkeys([CLICKS[0], TopicPartition("deleted", 0)], TopicIds("s", "t"))
     clusters = [cast(Cluster, source), cast(Cluster, target)]
-    mapped = outcome(prepare.plan_link(*clusters, ".*", written(".*"), CLICKS_MAPPED))
+    mapped = outcome(planned_link.plan_link(*clusters, ".*", written(".*"), CLICKS_MAPPED))
     assert mapped.waiting.keys() == set(CLICKS), "a link with translated offsets"
-    planned = outcome(prepare.plan_link(*clusters, ".*", written(".*", begun=remembered)))
+    planned = outcome(planned_link.plan_link(*clusters, ".*", written(".*", begun=remembered)))
     assert planned.waiting == dict.fromkeys(CLICKS, planned.topics.refused["clicks"])
     assert planned.gone == {"deleted": [0, 1]}, "of another one nobody says that the link has copied it"
     with pytest.raises(OptionError, match="topic clicks of the source may not be described; grant Describe on it"):

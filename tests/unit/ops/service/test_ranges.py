@@ -34,8 +34,8 @@ from tolerant_client.errors import (
     TolerantClientError,
 )
 from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.engine.planned_link import PlannedLink
 from tolerant_client.mirror.engine.preflight import RefusalFacts
-from tolerant_client.mirror.engine.prepare import PlannedLink
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_rows import MappedTopics, mapped_topics

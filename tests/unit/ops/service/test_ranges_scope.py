@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
-from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.engine.planned_link import PlannedLink
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
 from tolerant_client.ops.service.ranges_scope import Scope
 

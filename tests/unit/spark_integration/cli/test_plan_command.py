@@ -18,7 +18,7 @@ from spark_integration.cli.plan import _lines, besides_of
 from spark_integration.mirror.flow_links import duties_of
 from support.commands import COMMANDS
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.engine.prepare import PlannedLink
+from tolerant_client.mirror.engine.planned_link import PlannedLink
 from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, TopicPlan, topic_plans
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
