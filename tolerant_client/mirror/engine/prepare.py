@@ -5,8 +5,10 @@ The checks come before the first write.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -90,68 +92,98 @@ async def prepare_link(
         source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=not is_translated
     )
     names = [topic.name for topic in planned.topics.copied]
-    producer_id: int | None = None
-    map_id: str | None = None
-    starts: dict[TopicPartition, OffsetAndEpoch] = {}
-    ids: dict[str, str] = {}
-    former, unmapped, left_out = FormerCopies(), list[str](), set[str]()
     if is_translated:
         if control.tells_no_start:
             require_not_last(target, link, control, (await mapped_topics(target, link, control)).last)
         await require_same_map(target, link, control)
-        if from_ms is not None:
-            starts, ids = await starts_of_range(
-                source, target, link, planned.ends, from_ms, control, is_translated=True
-            )
-        claim(names)
-        before, (planned, lost) = planned, await without_lost(source, target, link, control, planned)
-        left_out = planned.topics.refused.keys() - before.topics.refused.keys()
-        if not goes_on:
-            now = control.with_starts(starts, ids)
-            if gone := [p for p in lost if not control.pauses(p)]:
-                raise TargetDivergedError(f"{names_of(gone)}: {TRANSLATED_COPY_DELETED}")
-            unmapped = await _refuse_losses(source, target, link, planned, policy, now)
-        map_id = await ensure_map_topic(target, link, control)
-    else:
-        if from_ms is not None:
-            starts, ids = await starts_of_range(
-                source, target, link, planned.ends, from_ms, control, is_translated=False
-            )
-        control = control.with_starts(starts, ids)
-        claim(names)
-        producer_id = await init_producer_id(target, control.producer_name(link))
-        if control.tells_no_start:
-            there = list(partitions_of((*planned.topics.existing, *planned.topics.grow)))
-            former = await former_copies(target, planned.alone, there, producer_id)
-        if not goes_on:
-            ledger = Ledger(target, link)
-            await _refuse_differences(source, target, planned, producer_id, ledger, policy, control, into_source)
-
-    known: dict[str, int] = {}
-    if not is_translated and into_source is not None:
-        known = known_moves(into_source.links, names, source.wire_topic)
+    starts: dict[TopicPartition, OffsetAndEpoch] = {}
+    ids: dict[str, str] = {}
+    if from_ms is not None:
+        asked = source, target, link, planned.ends, from_ms, control
+        starts, ids = await starts_of_range(*asked, is_translated=is_translated)
+    control = control.with_starts(starts, ids)
+    claim(names)
+    checked = source, target, link, planned, control, None if goes_on else policy
+    own = await (_begin_translated(*checked) if is_translated else _begin_identical(*checked, into_source))
 
     def forget(now: LinkControl) -> LinkControl:
-        now = now.without(planned.deleted, control)
-        now = now.knowing(known)
-        now = replace(now, begun={**former.begun, **now.begun}, maybe_begun=now.maybe_begun | former.maybe_begun)
-        # What an identical start had begun of them is not on the target any more (look_for_others).
-        return (
-            replace(now, begun={p: of for p, of in now.begun.items() if p.topic not in names}) if is_translated else now
-        )
+        now = now.without(own.planned.deleted, control).knowing(own.moves)
+        begun = {**own.former.begun, **now.begun}
+        if is_translated:  # what an identical start had begun of them is not on the target any more (look_for_others)
+            begun = {p: of for p, of in begun.items() if p.topic not in names}
+        return replace(now, begun=begun, maybe_begun=now.maybe_begun | own.former.maybe_begun)
 
-    written = producer_id, starts, ids, map_id
+    written = own.producer_id, starts, ids, own.map_id
     warning = await write_down(source, target, link, LinkTopics.of(topics), *written, forget)
-    made = await make_topics(target, planned)
+    made = await make_topics(target, own.planned)
     if not goes_on:
-        made.require_all(but=left_out)
+        made.require_all(but=own.left_out)
     ends = made.ends if until_ms is None else await ends_at(source, made.ends, until_ms)
-    warnings = (*made.warnings, *unmapped, *(() if warning is None else (warning,)))
+    warnings = (*made.warnings, *own.warnings, *(() if warning is None else (warning,)))
     created = tuple(topic.name for topic in made.topics.create)
     new = {p: 0 for p in ends if p.topic in created}
     begins = (await list_led_offsets(target, dict.fromkeys(ends.keys() - new.keys(), LATEST))).offsets
-    own_id = NO_PRODUCER if producer_id is None else producer_id
+    own_id = NO_PRODUCER if own.producer_id is None else own.producer_id
     return PreparedLink(own_id, created, ends, warnings, made.waiting, {**new, **begins})
+
+
+class _Begins(NamedTuple):
+    """A link that has been checked, of which nothing is written yet: its plan without the topics that are `left_out`.
+
+    `former` are copies of an earlier life of it, `moves` the last ones of its topics to the source.
+    """
+
+    planned: PlannedLink
+    producer_id: int | None = None
+    map_id: str | None = None
+    former: FormerCopies = FormerCopies()
+    moves: Mapping[str, int] = MappingProxyType({})
+    left_out: Collection[str] = ()
+    warnings: Sequence[str] = ()
+
+
+async def _begin_translated(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    planned: PlannedLink,
+    control: LinkControl,
+    policy: MirrorPolicy | None,
+) -> _Begins:
+    """Refuses losses by the policy, if one is given, and creates the link's map."""
+    known = planned.topics.refused.keys()
+    planned, lost = await without_lost(source, target, link, control, planned)
+    unmapped: list[str] = []
+    if policy is not None:
+        if gone := [p for p in lost if not control.pauses(p)]:
+            raise TargetDivergedError(f"{names_of(gone)}: {TRANSLATED_COPY_DELETED}")
+        unmapped = await _refuse_losses(source, target, link, planned, policy, control)
+    map_id = await ensure_map_topic(target, link, control)
+    return _Begins(planned, map_id=map_id, left_out=planned.topics.refused.keys() - known, warnings=unmapped)
+
+
+async def _begin_identical(
+    source: Cluster,
+    target: Cluster,
+    link: str,
+    planned: PlannedLink,
+    control: LinkControl,
+    policy: MirrorPolicy | None,
+    into_source: Controls | None,
+) -> _Begins:
+    """Takes the link's producer id, and refuses target logs that differ, and losses by the policy, if one is given."""
+    producer_id, former = await init_producer_id(target, control.producer_name(link)), FormerCopies()
+    if control.tells_no_start:
+        there = list(partitions_of((*planned.topics.existing, *planned.topics.grow)))
+        former = await former_copies(target, planned.alone, there, producer_id)
+    if policy is not None:
+        await _refuse_differences(
+            source, target, planned, producer_id, Ledger(target, link), policy, control, into_source
+        )
+    moves: dict[str, int] = {}
+    if into_source is not None:
+        moves = known_moves(into_source.links, (topic.name for topic in planned.topics.copied), source.wire_topic)
+    return _Begins(planned, producer_id, former=former, moves=moves)
 
 
 async def _refuse_losses(
