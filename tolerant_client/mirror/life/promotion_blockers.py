@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.lens import PartitionLag
-from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED, by_reason, counted_are, few
+from tolerant_client.mirror.state.health import TRANSLATED_COPY_DELETED, by_reason, counted, counted_are, few
 from tolerant_client.mirror.state.health import names as names_of
 from tolerant_client.mirror.state.lacking import Lacking
 from tolerant_client.mirror.state.link_control import LinkControl
@@ -61,21 +61,20 @@ def blockers(
     those that give its topics where its control does not.
     """
     known = list(lags)
-    differing, unread, refused, open_there, emptied, unsettled, _ = compared or Comparison({})
+    logs = compared or Comparison({})
+    differing, unsettled = logs.differing, logs.unsettled
     found = [Blocker(text, lasts=True) for text in list(differing.values())[:_SENTENCES]]
     if len(differing) > _SENTENCES:
         more = f"{len(differing) - _SENTENCES} more partitions differ; all of them: tolerant-kafka status {of_both}{topics}"
         found.append(Blocker(more, lasts=True))
-    for why, members in list(by_reason(refused).items())[:_SENTENCES]:
-        found.append(Blocker(f"{names_of(members)} could not be compared: {why}", lasts=True))
-    for why, members in list(by_reason({**open_there, **emptied}).items())[:_SENTENCES]:
-        found.append(Blocker(f"{names_of(members)} could not be compared: {why}", causes=[f"not compared: {why}"]))
+    found += _of_each_reason(logs.refused, _uncompared, lasts=True)
+    found += _of_each_reason({**logs.opened, **logs.emptied}, _uncompared)
     found += [Blocker(text, causes=[f"loss: {p}"]) for p, text in list(unsettled.items())[:_SENTENCES]]
     if more_unsettled := list(unsettled)[_SENTENCES:]:
         text = f"losses in {named(more_unsettled)} wait for the mirror, too"
         found.append(Blocker(text, causes=[f"loss: {p}" for p in more_unsettled]))
-    if unread:
-        text = f"partitions could not be compared with the source's this time: {named(unread)}; try again"
+    if logs.unread:
+        text = f"partitions could not be compared with the source's this time: {named(logs.unread)}; try again"
         found.append(Blocker(text, causes=["unread"]))
     if compared is None and (filled := [e for e in known if e.position]):
         text = (
@@ -97,21 +96,39 @@ def blockers(
         count = sum(e.copyable for e in waiting)
         text = f"{counted_are(count, 'offset')} not copied yet: {what}{control.limit_words()}"
         found.append(Blocker(text, causes=["not copied yet"]))
-    for why, members in list(by_reason({e.partition: e.untold for e in known if e.untold}).items())[:_SENTENCES]:
-        text = (
-            f"how much of {names_of(members)} is not copied is unknown: {why}; run this again once the source tells it, or, if its broker"
-            f" is gone for good, tolerant-kafka failover {of_target}{topics}, which does not ask the source"
-        )
-        found.append(Blocker(text, causes=[f"untold: {why}"]))
+    found += _of_each_reason(
+        {e.partition: e.untold for e in known if e.untold},
+        lambda which, why: (
+            f"how much of {which} is not copied is unknown: {why}; run this again once the source tells it, or, if its broker is gone for"
+            f" good, tolerant-kafka failover {of_target}{topics}, which does not ask the source"
+        ),
+    )
     if opened := [e for e in known if e.open_offsets]:
         what = some(map(str, held), "; ") or some(f"{e} from offset {e.stable_end} on" for e in opened)
         text = f"transactions are open on the source, nothing after their first records is copied: {what}"
         found.append(Blocker(text, causes=[f"open: {e}" for e in opened]))
     ends = {p: e.source_end for p, e in before.items() if e.source_end is not None}
     if grown := [e for e in known if e.source_end is not None and e.source_end != ends.get(e.partition, e.source_end)]:
-        text = f"producers still write to the source: {some(map(str, grown))}; stop them"
+        text = f"producers still write to the source: {some(map(str, grown))}; have them pause (clients with standby= stay open)"
         found.append(Blocker(text, causes=[f"written: {e.partition.topic}" for e in grown]))
     return found
+
+
+def _of_each_reason(
+    told: Mapping[TopicPartition, str], text: Callable[[str, str], str], *, lasts: bool = False
+) -> Iterator[Blocker]:
+    """A blocker for all partitions of one reason, in a `text` of their names and it, and one for the reasons after the first few."""
+    reasons = by_reason(told)
+    causes = {why: text("", why) for why in reasons}
+    for why, of in list(reasons.items())[:_SENTENCES]:
+        yield Blocker(text(names_of(of), why), lasts, [causes[why]])
+    if more := list(reasons)[_SENTENCES:]:
+        members = sorted(p for why in more for p in reasons[why])
+        yield Blocker(text(names_of(members), counted(len(more), "more reason")), lasts, [causes[why] for why in more])
+
+
+def _uncompared(which: str, why: str) -> str:
+    return f"{which} could not be compared: {why}"
 
 
 def lacking_blockers(lacking: Lacking) -> list[Blocker]:

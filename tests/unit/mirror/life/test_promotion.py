@@ -123,7 +123,26 @@ def test_what_is_no_copy_is_in_the_way_though_nothing_is_left_to_copy() -> None:
     (found,) = blockers([now], {P: now}, compared=Comparison({}, (P,)))
     assert "could not be compared" in found.text and "orders-0" in found.text and not found.lasts
     (found,) = blockers([now], {P: now}, compared=Comparison({}, refused={P: "Fetch of orders-0 is not allowed"}))
-    assert found == Blocker("orders-0 could not be compared: Fetch of orders-0 is not allowed", lasts=True)
+    assert found.lasts and found.text == "orders-0 could not be compared: Fetch of orders-0 is not allowed"
+
+
+def test_no_cause_is_dropped_in_silence_however_many_there_are() -> None:
+    many = [TopicPartition("many", n) for n in range(7)]
+    reasons = {p: f"reason {p.partition}" for p in many}
+    untold = [PartitionLag(p, 10, untold=why) for p, why in reasons.items()]
+    for lags, compared in (
+        ([], Comparison({}, refused=reasons)),
+        ([], Comparison({}, opened=reasons)),
+        ([], Comparison({}, emptied=reasons)),
+        (untold, Comparison({})),
+    ):
+        found = blockers(lags, {}, compared=compared)
+        assert (
+            len(found) == 6 and "many-5 and 1 more partition" in found[-1].text and "2 more reasons" in found[-1].text
+        )
+        assert {blocker.lasts for blocker in found} == {bool(compared.refused)}
+        told: set[str] = set()
+        assert len(news(found[:-1], told)) == 5 and len(news(found, told)) == 1 and not news(found, told)
 
 
 def test_a_log_whose_difference_is_in_the_ledger_is_not_in_the_way() -> None:
@@ -560,7 +579,7 @@ def test_each_cause_for_which_a_promotion_waits_is_told_once(world: World) -> No
     assert world.promote(deadline_s=60.0).is_done
     assert world.told == [
         "waiting: 2 offsets are not copied yet: orders-0 2",
-        "waiting: producers still write to the source: orders-0; stop them",
+        "waiting: producers still write to the source: orders-0; have them pause (clients with standby= stay open)",
     ]
 
 
