@@ -17,7 +17,7 @@ from tolerant_client.errors import TargetDivergedError, TolerantClientError, tex
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import EmptiedLogError, OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states
-from tolerant_client.mirror.engine.translated.foresight import contradicted
+from tolerant_client.mirror.engine.translated.foresight import Foreseen, foresee
 from tolerant_client.mirror.life.mirrors import copied_now, within_bound
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.ledger import Ledger
@@ -38,8 +38,8 @@ class Comparison(NamedTuple):
 
     A loss that is in the ledger is no difference.  `opened` says which open transaction the comparison of others waits for, `emptied`
     are empty logs that a running mirror continues (copied_now), `unsettled` losses that it has not acted upon yet, by its --on-loss.
-    `lost`: of those that differ, the ones of whose copies with translated offsets the target has lost records: how much is left of
-    them is unknown.
+    Of those that differ, `lost` are the ones of whose copies with translated offsets the target has lost records, `counted` those
+    of which the map still says how much is copied (is_counted).
     """
 
     differing: Mapping[TopicPartition, str]
@@ -49,6 +49,12 @@ class Comparison(NamedTuple):
     emptied: Mapping[TopicPartition, str] = MappingProxyType({})
     unsettled: Mapping[TopicPartition, str] = MappingProxyType({})
     lost: frozenset[TopicPartition] = frozenset()
+    counted: frozenset[TopicPartition] = frozenset()
+
+    @property
+    def unlike(self) -> Collection[TopicPartition]:
+        """Those that differ so that how much of them is copied is unknown."""
+        return self.differing.keys() - self.counted
 
 
 def split(
@@ -57,7 +63,7 @@ def split(
     """The comparison of the wanted partitions, and for the others a sentence on what differs or was not compared.  Pure."""
     if found is None:
         return None, {}
-    differing, unread, refused, opened, emptied, unsettled, lost = found
+    differing, unread, refused, opened, emptied, unsettled, lost, counted = found
     untold = dict.fromkeys(unread, "they could not be read this time")
     why = {
         p: f"{p.topic}-{p.partition} could not be compared: {text}"
@@ -70,7 +76,7 @@ def split(
 
     untried = tuple(p for p in unread if p in wanted)
     told = Comparison(
-        chosen(differing), untried, chosen(refused), chosen(opened), chosen(emptied), chosen(unsettled), lost
+        chosen(differing), untried, chosen(refused), chosen(opened), chosen(emptied), chosen(unsettled), lost, counted
     )
     return told, beside
 
@@ -82,6 +88,15 @@ def without_paused(
     return {p: text for p, text in stopped.items() if not control.pauses(p)}, [
         f"{PAUSED_AND_BLOCKED}: {text}" for p, text in stopped.items() if control.pauses(p)
     ]
+
+
+def is_counted(one: Foreseen) -> bool:
+    """Whether the map says how much of the source's present log is copied.  Pure.
+
+    Not if the source's log was created again, or cut, since: what is copied is another one's, whatever the numbers are.
+    What retention has deleted before it was copied changes nothing of that.
+    """
+    return not isinstance(one.found, TolerantClientError) and not (one.found.losses and one.begins_again)
 
 
 def is_comparable(control: LinkControl, is_translated: bool) -> bool:
@@ -116,9 +131,11 @@ async def compare_ends(
     refused, the others compared.  Raises what read_both does.
     """
     if is_translated and not control.is_promotion_begun:
-        stopped = await contradicted(source, target, ledger.link, control, partitions)
+        foreseen = await foresee(source, target, ledger.link, control, partitions)
+        stopped = {p: error for p, one in foreseen.items() if (error := one.error) is not None}
         lost = frozenset(p for p, error in stopped.items() if isinstance(error, TargetDivergedError))
-        return Comparison({p: text_of(error) for p, error in stopped.items()}, lost=lost)
+        counted = frozenset(p for p in stopped if is_counted(foreseen[p]))
+        return Comparison({p: text_of(error) for p, error in stopped.items()}, lost=lost, counted=counted)
     if not is_translated:
         control = await with_own_id(target, ledger.link, control)
     if not is_comparable(control, is_translated):

@@ -35,6 +35,7 @@ from tolerant_client.mirror.follow.group_positions import read_positions
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.life.comparison import (
     PAUSED_AND_BLOCKED,
+    is_counted,
     left_to_mirror,
     read_both,
     with_own_id,
@@ -241,12 +242,12 @@ async def plan_everything(
         # After a loss the mirror resumes before the end of what the map says.
         resumes = {p: of.found.position for p, of in foreseen.items() if isinstance(of.found, Resumption)}
         reached = {**await copied_until(target, link, present - resumes.keys()), **resumes}
-        unknown |= {p for p, of in foreseen.items() if isinstance(of.found, TolerantClientError)}
         for p, found in foreseen.items():
             if isinstance(found.error, DataLossError) and policy.for_topic(p.topic).on_loss is LossPolicy.CONTINUE:
                 losses.append(text_of(found.error))
             elif found.error is not None:
                 stopped[p] = text_of(found.error)
+                unknown |= set() if is_counted(found) else {p}
         begun = {p: found for p, found in foreseen.items() if p in present and p not in stopped}
         there_before = await find_copied(source, target, link, begun)
         stopped |= {p: text_of(error) for p, error in there_before.items()}

@@ -152,8 +152,8 @@ class LinkFacts:
 
     @property
     def unlike(self) -> Collection[TopicPartition]:
-        """Partitions that differ, so that how much of them is copied is unknown; with translated offsets the map says it of others."""
-        return self._found.lost if self.scope.is_translated else self.differing.keys()
+        """Partitions that differ so that how much of them is copied is unknown."""
+        return self._found.unlike
 
     @property
     def unsettled(self) -> Mapping[TopicPartition, str]:

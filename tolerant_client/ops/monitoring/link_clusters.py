@@ -17,9 +17,10 @@ from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import LoginRefusedError, OptionError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life import lens
+from tolerant_client.mirror.life.comparison import compare_ends
 from tolerant_client.mirror.state.control_topic import FORGOTTEN, ControlWatch
 from tolerant_client.mirror.state.health import deleted_on_source
-from tolerant_client.mirror.state.ledger import read_ledger
+from tolerant_client.mirror.state.ledger import Ledger, read_ledger
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.replication_policy import TopicNames
@@ -66,6 +67,14 @@ class LinkClusters:
     def held(self, spans: Mapping[TopicPartition, tuple[int, int]]) -> list[Held]:
         """The open transactions that hold back these source partitions, given by last stable offset and high watermark."""
         return self._ask(self._source, find_held, self._source, spans)
+
+    def unlike(
+        self, partitions: Collection[TopicPartition], control: LinkControl, is_translated: bool
+    ) -> Collection[TopicPartition]:
+        """Those of these partitions whose logs differ so that how much of them is copied is unknown, as `status` finds it."""
+        asked = self._source, self._target, partitions, Ledger(self._target, self._link), control, is_translated
+        found = self._ask(self._target, compare_ends, *asked)
+        return () if found is None else found.unlike
 
     def ledger(self) -> list[LedgerRow]:
         """The link's losses, oldest first."""

@@ -1,4 +1,7 @@
-"""What a watch keeps about a link's partitions between samples: lag, age, size, rate, and what does not move."""
+"""What a watch keeps about a link's partitions between samples: lag, age, size, rate, and what does not move.
+
+Law: how much is copied of a blocked partition whose logs differ is unknown, as in `status`: its position is one in another log.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ _HELD_INTERVAL_S = 10.0
 _HELD_AFTER_MS = 5_000  # most transactions have ended by then
 _MOST_HELD = 50  # partitions for which the open transactions are asked
 _SIZES_INTERVAL_S = 60.0
+_UNLIKE_INTERVAL_S = 30.0
 _AGAIN_S = 5.0  # after a question failed
 
 States = Mapping[TopicPartition, PartitionState]
@@ -72,7 +76,9 @@ class PartitionWatch:
         self._sizes: Mapping[TopicPartition, float] = {}
         self._held = Standstill()
         self._still = Standstill()
-        self._held_at = self._sizes_at = float("-inf")
+        self._unlike: Collection[TopicPartition] = ()
+        self._blocked: Collection[TopicPartition] = ()
+        self._held_at = self._sizes_at = self._unlike_at = float("-inf")
 
     def states(
         self,
@@ -85,7 +91,7 @@ class PartitionWatch:
         *,
         may_ask: bool,
     ) -> dict[TopicPartition, PartitionState]:
-        """The partitions of `state` as of now; with `may_ask` the source is asked for ages and sizes.
+        """The partitions of `state` as of now; with `may_ask` the clusters are asked for ages, sizes, and blocked logs that differ.
 
         A promoted link has no lag here: others write to the target's logs, and maybe back to the source's (left_behind.py).
         """
@@ -93,6 +99,9 @@ class PartitionWatch:
         positions = dict(target_ends if self._is_identical else state.report.acked)
         if state.control.is_promotion_begun:
             positions = {}
+        if may_ask:
+            self._compare(clusters, state, state.report.blocked.keys() & positions.keys(), now)
+        positions = {p: at for p, at in positions.items() if p not in self._unlike}
         rates = self._rates.of(now, positions)
         topics = sizes_by_topic(state.report.copied)
         states = {
@@ -117,6 +126,18 @@ class PartitionWatch:
             if oldest_ms is not None:
                 states[p] = replace(known, oldest_ms=oldest_ms)
         return states
+
+    def _compare(
+        self, clusters: LinkClusters, state: LinkState, blocked: Collection[TopicPartition], now: float
+    ) -> None:
+        """Asks which blocked partitions' logs differ, at once if others are blocked than before."""
+        is_due = bool(blocked) and now - self._unlike_at >= _UNLIKE_INTERVAL_S
+        self._unlike = [p for p in self._unlike if p in blocked]
+        if is_due or not set(blocked) <= set(self._blocked):
+            found = quietly(clusters.unlike, sorted(blocked), state.control, not self._is_identical)
+            self._unlike = self._unlike if found is None else found
+            self._unlike_at = now if found is not None else now - _UNLIKE_INTERVAL_S + _AGAIN_S
+        self._blocked = blocked
 
     def _read_sizes(self, clusters: LinkClusters, states: States, now: float) -> None:
         """Asks for the bytes per offset of partitions that are behind and whose topic has too few copied records to tell."""

@@ -291,9 +291,9 @@ class LinkState:
             else "its copier has reported nothing yet: it does so whenever a part of the copy is done"
         )
         still = {
-            p: Waiting(f"it is at offset {self.partitions[p].position:,}, and {why}", since_ms)
+            p: Waiting(f"it is at offset {known.position:,}, and {why}", since_ms)
             for p, since_ms in self.still.items()
-            if p in self.partitions
+            if (known := self.partitions.get(p)) is not None and known.position is not None
         }
         said = {
             p: wait._replace(since_ms=min(wait.since_ms, self.still.get(p, wait.since_ms)))

@@ -17,9 +17,12 @@ from kafka.structs import TopicPartition
 from prometheus_client import CollectorRegistry
 
 from support.link_samples import NOW_MS, state, troubled
-from tolerant_client.mirror.batches.losses import LedgerRow
-from tolerant_client.mirror.life import status
-from tolerant_client.mirror.life.comparison import Comparison, is_comparable
+from tolerant_client.errors import DataLossError
+from tolerant_client.mirror.batches.losses import LedgerRow, LossReason
+from tolerant_client.mirror.engine.translated.foresight import Foreseen
+from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, Resumption
+from tolerant_client.mirror.life import comparison, status
+from tolerant_client.mirror.life.comparison import Comparison, compare_ends, is_comparable
 from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.lost_copies import LostCopies
 from tolerant_client.mirror.life.mirrors import mirror_reasons, standing
@@ -417,6 +420,26 @@ def status_by(
     looks = Looks(0.0, [], 2.0, [], {})
     facts = LinkFacts(scope, looks, NOW_MS, False, {}, [], None, [], mirrors, "--link dr", "--link dr --source b:1")
     return status.status_of(replace(facts, **more), NOW_MS)
+
+
+@pytest.mark.parametrize("reason", [LossReason.RETENTION, LossReason.TRUNCATION, LossReason.RECREATION])
+def test_the_lag_of_a_translated_copy_is_unknown_where_the_source_has_another_log_than_was_copied(
+    monkeypatch: pytest.MonkeyPatch, reason: LossReason
+) -> None:
+    """Its end minus the position says nothing; of what retention took alone, it does."""
+    losses = ((LostOffsets(reason, 4, 10), DataLossError("The source has lost it")),)
+    begins_at = None if reason is LossReason.RETENTION else 0
+    one = Foreseen(("s", "t"), Resumption(4, None, False, begins_at, losses), True)
+    monkeypatch.setattr(comparison, "foresee", AsyncMock(return_value={P: one}))
+    source: Any = None
+    compared = asyncio.run(compare_ends(source, source, [P], Ledger(source, "dr"), LinkControl(), is_translated=True))
+    assert compared is not None and not compared.lost, "the target has all that was copied"
+    control = LinkControl(topics=LinkTopics.of("orders").to_json(), map_id="m", begun={P: TopicIds("s", "t")})
+    lag = PartitionLag(P, 10, 15, 15, 0)
+    found = status_by(control, compared=compared, looks=Looks(0.0, [lag], 2.0, [lag], {}))
+    ((row,), (text,)) = found.topics, [one.text for one in found.reasons if one.health is Health.BLOCKED]
+    known = (5, ()) if reason is LossReason.RETENTION else (None, (0,))
+    assert ((row.lag, row.unknown), text) == (known, "The source has lost it")
 
 
 def test_a_link_that_is_over_has_no_reasons_but_what_is_unfinished_of_it() -> None:

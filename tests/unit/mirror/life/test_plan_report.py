@@ -13,11 +13,12 @@ from kafka.errors import TopicAuthorizationFailedError
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets, LogOffsets
-from tolerant_client.errors import OrdersHiddenError, TargetDivergedError
+from tolerant_client.errors import DataLossError, OrdersHiddenError, TargetDivergedError
+from tolerant_client.mirror.batches.losses import LossPolicy, LossReason, MirrorPolicy
 from tolerant_client.mirror.engine.planned_link import PlannedLink, without_topics
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.engine.translated.foresight import Foreseen
-from tolerant_client.mirror.engine.translated.target_checks import Resumption
+from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, Resumption
 from tolerant_client.mirror.life import plan_report
 from tolerant_client.mirror.life.comparison import PAUSED_AND_BLOCKED
 from tolerant_client.mirror.life.plan_report import LinkPlan
@@ -81,6 +82,7 @@ def planned_by(monkeypatch: pytest.MonkeyPatch, planned: PlannedLink, **more: An
     """The plan of link "dr" by what was read, and what was asked; all logs begin at offset 5 and end at `ends`."""
     asked: dict[str, Any] = {}
     ends = more.pop("ends", (5, 5))
+    policy = more.pop("policy", MirrorPolicy())
 
     def say(name: str, value: Any) -> None:
         async def tell(*args: Any, **_: Any) -> Any:
@@ -132,7 +134,7 @@ def planned_by(monkeypatch: pytest.MonkeyPatch, planned: PlannedLink, **more: An
         )
         for name in ("source", "target")
     ]
-    return asyncio.run(plan_report.plan_everything(*both, "dr", ".*")), asked
+    return asyncio.run(plan_report.plan_everything(*both, "dr", ".*", policy=policy)), asked
 
 
 def test_nothing_is_planned_for_a_topic_that_another_link_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +193,17 @@ def test_what_is_left_to_copy_with_translated_offsets_counts_from_where_the_mirr
     told = {"has_map": True, "require_kind": None, "foresee": lost, "find_copied": {}, "copied_until": {OWN: 140}}
     found, _ = planned_by(monkeypatch, planned_own(150), **told)
     assert (found.topics[0].to_copy, found.refusals) == (None, ("made again",)), "nothing of the copy is left there"
+    for reason, again, left in (
+        (LossReason.RECREATION, 0, None),
+        (LossReason.TRUNCATION, 100, None),
+        (LossReason.RETENTION, None, 50),
+    ):
+        losses = ((LostOffsets(reason, 100, 140), DataLossError("lost")),)
+        told["foresee"] = {OWN: Foreseen(("1", "2"), Resumption(100, None, False, again, losses), False)}
+        found, _ = planned_by(monkeypatch, planned_own(150), **told)
+        assert (found.topics[0].to_copy, found.refusals) == (left, ("lost",)), "the position is one in another log"
+        found, _ = planned_by(monkeypatch, planned_own(150), **told, policy=MirrorPolicy(on_loss=LossPolicy.CONTINUE))
+        assert (found.topics[0].to_copy, found.losses) == (50, ("lost",))
     told = {"has_map": True, "require_kind": None, "lost_map": "the map was deleted", "copied_until": {}}
     found, _ = planned_by(monkeypatch, planned_own(150), **told, foresee={}, find_copied={})
     assert (found.topics[0].to_copy, found.refusals) == (None, ("the map was deleted",)), (

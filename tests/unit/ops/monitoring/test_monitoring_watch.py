@@ -60,6 +60,7 @@ class Clusters:
         self.without_leader: dict[str, dict[TopicPartition, str]] = {}
         self.stable: dict[TopicPartition, int] = {}  # where that is not the end
         self.open: list[Held] = []
+        self.others: set[TopicPartition] | None = set()  # logs that differ; None: the question fails
         self.closed = 0
         self.gone: dict[str, Mapping[TopicPartition, str]] = {}  # of those without a leader
 
@@ -85,6 +86,12 @@ class Clusters:
     def held(self, spans: Any) -> list[Held]:
         self.asked.append(("held", spans))
         return self.open
+
+    def unlike(self, partitions: Any, control: LinkControl, is_translated: bool) -> set[TopicPartition]:
+        self.asked.append(("unlike", (partitions, is_translated)))
+        if self.others is None:
+            raise ClusterUnreachableError("away")
+        return self.others & set(partitions)
 
     def ledger(self) -> list[LedgerRow]:
         return list(self.rows)
@@ -199,6 +206,47 @@ def test_what_is_refused_to_a_link_is_blocked_on_the_page_and_in_metrics_with_it
     watch.tell(report(3, 1, acked={FIRST: 10}, blocked=why))
     watch.tell(report(4, 1, acked={FIRST: 10, NEW: 9}))
     assert (NEW in watch.state.partitions, watch.state.every.blocked) == (True, 0)
+
+
+@pytest.mark.parametrize("offsets", ["identical", "translated"])
+def test_the_lag_of_a_blocked_partition_is_unknown_while_its_logs_differ(
+    monkeypatch: pytest.MonkeyPatch, offsets: str
+) -> None:
+    watch, acked = Watch(monkeypatch, link(offsets=offsets)), {FIRST: 4, SECOND: 10}
+
+    def asked() -> list[Any]:
+        return [what for name, what in watch.clusters.asked if name == "unlike"]
+
+    watch.tell(report(1, acked=acked))
+    assert (watch.after(0).partitions[FIRST].lag_offsets, asked()) == (6, []), "nothing is blocked"
+    watch.tell(report(2, acked=acked, blocked=dict.fromkeys((FIRST, SECOND), "the source was created again")))
+    watch.clusters.others = None
+    assert watch.after(1).partitions[FIRST].lag_offsets == 6
+    watch.clusters.others = {FIRST}
+    found = watch.after(5)
+    assert (found.partitions[FIRST].lag_offsets, found.partitions[SECOND].lag_offsets) == (None, 0)
+    assert (found.every.lag_offsets, found.still) == (0, {}) and found.partitions[FIRST].target_end == 4
+    assert asked() == [([FIRST, SECOND], offsets == "translated")] * 2, "once more after it failed"
+    watch.after(1)
+    assert len(asked()) == 2
+    watch.after(30)
+    assert len(asked()) == 3
+    watch.tell(report(3, acked=acked))
+    assert watch.after(1).partitions[FIRST].lag_offsets == 6, "the mirror has resumed"
+
+
+def test_a_link_that_is_failed_over_while_partitions_stand_still_is_shown_without_its_source(
+    monkeypatch: pytest.MonkeyPatch, watch: Watch
+) -> None:
+    now_ms = module._now_ms()
+    monkeypatch.setattr(module, "_now_ms", lambda: now_ms + int(1000 * watch.seconds))
+    watch.tell(report(1, acked={FIRST: 4, SECOND: 10}))
+    watch.after(0)
+    assert watch.after(40).waiting.keys() == {FIRST}
+    watch.clusters.ordered = LinkControl(is_promotion_begun=True, is_fenced=True)
+    watch.after(10, source=ClusterUnreachableError("gone for good"))
+    found = watch.after(10)
+    assert (found.waiting, health_of(found, found.time_ms)[0]) == ({}, Health.PROMOTED)
 
 
 def test_what_somebody_deleted_on_the_target_waits_in_the_words_of_status_and_what_nobody_has_made_is_unknown(
