@@ -150,7 +150,9 @@ def test_what_a_link_back_that_never_ran_was_failed_over_with_is_home(source: st
     standby: Any = {"bootstrap_servers": source, "standby": {"bootstrap_servers": target}, "link": link}
     with both(source, target) as (origin, copy), closing(KafkaProducer(**standby)) as client:
         assert manager_of(client).cluster.cluster_id == copy.run(copy.cluster_id)
-        failed_over(source, back)  # the target is lost before the mirror of the link back has started
+        # The target is lost before the mirror of the link back has started.
+        *_, warning = failed_over(source, back).warnings
+        assert warning.startswith(f"no mirror of link {back} has started") and "it has copied nothing" in warning
         home = origin.run(origin.cluster_id)
         until(lambda: manager_of(client).cluster.cluster_id == home)
         with closing(KafkaProducer(**standby)) as made:

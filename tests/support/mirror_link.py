@@ -27,6 +27,7 @@ from tolerant_client.mirror.follow.group_positions import read_positions
 from tolerant_client.mirror.follow.groups import GroupsReport, sync_groups
 from tolerant_client.mirror.life.failover import failover
 from tolerant_client.mirror.life.promotion import promote
+from tolerant_client.mirror.life.promotion_report import PromotionReport
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.claims_record import CLAIMS_TOPIC, COPIER, decode_claims
 from tolerant_client.mirror.state.ledger import read_ledger
@@ -269,9 +270,11 @@ def promoted(source: str, target: str, link: str, names: TopicNames | None = Non
         assert origin.run(call).is_done
 
 
-def failed_over(target: str, link: str) -> None:
+def failed_over(target: str, link: str) -> PromotionReport:
     with Cluster({"bootstrap_servers": target}, name="target") as cluster:
-        assert cluster.run(failover, cluster, link).is_done
+        report = cluster.run(failover, cluster, link)
+        assert report.is_done
+        return report
 
 
 def ends(servers: str, topic: str, partitions: int = 1) -> list[int]:

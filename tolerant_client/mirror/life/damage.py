@@ -166,9 +166,13 @@ def _missing(link: str) -> str:
 
 
 def unchecked(of: PromotedLink, control: LinkControl) -> tuple[str, ...]:
-    """A sentence that nothing could be checked, if the control says nothing of a copy with identical offsets.  Pure."""
+    """A sentence that nothing could be, or was to be, checked, if the control has no producer of a copy with identical offsets.  Pure."""
     if of.is_translated or control.producer_ids:
         return ()
+    if not control.tells_no_start:
+        return (
+            f"no mirror of link {of.name} has started since failback or take-over prepared it, so it has copied nothing to the target",
+        )
     return (
         f"whether the target has all that link {of.name} had copied could not be checked: the control on the target says nothing"
         " (any more) of what it copied; if it had other topics than those above, they are neither fenced nor named",

@@ -101,6 +101,19 @@ def test_a_failover_without_a_control_says_that_nothing_was_checked(world: World
     assert all("if it had other topics than those above, they are neither fenced nor named" in text for text in told)
 
 
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_failover_of_a_link_that_was_only_prepared_says_that_it_has_copied_nothing(
+    world: World, is_dry_run: bool
+) -> None:
+    world.control = LinkControl(topics=ORDERS.to_json(), source_cluster_id="source", adopted={P: 10})
+    told = [
+        text for text in world.failover(is_dry_run=is_dry_run).warnings if "of link dr" in text or "could not" in text
+    ]
+    assert told == [
+        "no mirror of link dr has started since failback or take-over prepared it, so it has copied nothing to the target"
+    ]
+
+
 def test_a_failover_tells_no_record_of_others_as_copied_and_names_a_partition_that_is_gone(world: World) -> None:
     gone = TopicPartition("orders", 3)
     world.control = replace(world.control, begun={P: TopicIds(), gone: TopicIds("a", "b")}, copied={gone: 20})
