@@ -11,9 +11,10 @@ from spark_integration.cli.link import end_with, given_link, time_ms
 from spark_integration.cli.options import FromTime, Json, Offsets, OffsetsKind, WhichLink
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
+from tolerant_client.mirror.follow.skipped import together
 from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, plan_everything
 from tolerant_client.mirror.state.health import by_reason, names
-from tolerant_client.ops.printing import Table, echo, print_table
+from tolerant_client.ops.printing import BELOW, Table, echo, print_table
 
 if TYPE_CHECKING:
     from tolerant_client.ops.mm2.flows import Flow
@@ -57,7 +58,8 @@ def _show(found: LinkPlan) -> None:
     for t in found.topics:
         width = f"{t.target_partitions} to {t.partitions}" if t.action == "grow" else str(t.partitions)
         waiting = "" if t.to_copy is None else f"{t.to_copy:,}"
-        table.add_row(t.topic, t.action, width, str(t.replication_factor), waiting, t.why)
+        why = BELOW if t.why and any(t.why in text for text in found.refusals) else t.why
+        table.add_row(t.topic, t.action, width, str(t.replication_factor), waiting, why)
     if found.topics:
         print_table(table)
     for line in _lines(found):
@@ -92,8 +94,9 @@ def besides_of(flow: Flow) -> Besides:
 def _lines(found: LinkPlan) -> Iterator[str]:
     yield from (f"refused: {text}" for text in found.refusals)
     waiting = {TopicPartition(t.topic, number): why for t in found.topics for number, why in t.waiting.items()}
-    yield from (f"waits: {names(of)}: {why}" for why, of in by_reason(waiting).items())
-    yield from (f"paused: {t.topic}-{number}: {why}" for t in found.topics for number, why in sorted(t.paused.items()))
+    paused = {TopicPartition(t.topic, number): why for t in found.topics for number, why in t.paused.items()}
+    for kind, told in (("waits", waiting), ("paused", paused)):
+        yield from (f"{kind}: {names(of)}: {why}" for why, of in by_reason(told).items())
     yield from (f"waits: {held}" for held in found.held)
     yield from (f"will be in the ledger as lost: {text}" for text in found.losses)
     yield from (f"warning: {text}" for text in found.warnings)
@@ -102,13 +105,13 @@ def _lines(found: LinkPlan) -> Iterator[str]:
         for c in found.configs.changed:
             before = f"{c.before} (a default)" if c.before == c.after else c.before
             yield f"configuration: {c.topic} {c.name}: {before} to {c.after or 'the default'}"
-        yield from (f"configuration left: {left}" for left in found.configs.left)
+        yield from (f"configuration left: {left}" for left in together(found.configs.left))
     if found.acls is not None:
         yield from (f"ACL: {acl}" for acl in found.acls.added)
-        yield from (f"ACLs are not copied: {left}" for left in found.acls.left)
+        yield from (f"ACLs are not copied: {left}" for left in together(found.acls.left))
     if found.groups is not None:
         for m in found.groups.moved:
             partition = m.position.partition
             yield f"group {m.position.group}: {partition.topic}-{partition.partition} moves to offset {m.position.offset:,}"
-        yield from (f"{'note' if left.is_note else 'group left'}: {left}" for left in found.groups.left)
+        yield from (f"{'note' if left.is_note else 'groups left'}: {left}" for left in together(found.groups.left))
     yield from (f"also: {text}" for text in found.others)

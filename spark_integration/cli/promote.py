@@ -11,6 +11,7 @@ from spark_integration.cli.link import GivenLink, confirm, end_with, given_link
 from spark_integration.cli.options import LONGEST_S, DryRun, Groups, Json, WhichLink, Yes
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import ClusterUnreachableError, text_of
+from tolerant_client.mirror.follow.skipped import together
 from tolerant_client.mirror.life.failover import failover as failover_link
 from tolerant_client.mirror.life.promotion import promote as promote_link
 from tolerant_client.mirror.life.promotion_report import PromotionReport
@@ -37,12 +38,12 @@ def promote(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Make the target the cluster to write to, once all is copied. Stop the source's producers first; keep the mirror running.
+    """Make the target the cluster to write to, once all is copied. Have the source's producers pause first; keep the mirror running.
 
-    A link is promoted as a whole.  The command waits until everything is copied, every copied record equals the source's,
-    no transaction is open, and nobody writes.  Then it fences every process of the link, moves the groups a last time, and
-    reports every partition's position and which groups were moved or left.  Only failback leads back, because each partition
-    of the target has gained a marker.  What another link, or somebody else, has written is left unchanged, and named.
+    Clients with standby= stay open: they follow to the target.  A link is promoted as a whole.  The command waits until
+    everything is copied, every copied record equals the source's, no transaction is open, and nobody writes.  Then it
+    fences every process of the link, moves the groups a last time, and reports every partition's position and which
+    groups were moved or left.  Only failback leads back, because each partition of the target has gained a marker.  What another link, or somebody else, has written is left unchanged, and named.
     Exit codes: 0 promoted; 3 not promoted, because something blocks it (nothing was written), or promoted except for
     what the report names: is_begun in --json tells these apart.
     """
@@ -142,7 +143,7 @@ def _show(report: PromotionReport) -> None:
         for position in report.groups.behind:
             where = f"{position.partition.topic}-{position.partition.partition}"
             echo(f"behind: {position.group} has read more than was copied of {where}")
-        for left in report.groups.left:
+        for left in together(report.groups.left):
             echo(f"{'note' if left.is_note else 'left'}: {left}")
     if report.group_places:
         table = Table("group", "topic", "partition", "offset", "left to read")

@@ -198,7 +198,7 @@ def test_what_is_paused_is_told_and_the_rest_of_a_run_is_done(source: str, targe
     paused = progress[TopicPartition("life-once", 1)]
     assert paused.is_paused and isinstance(paused.error, LinkPausedError)
     resume = f"tolerant-kafka resume --target {target} --link life-once --topic life-once --partition 1"
-    assert f"paused by an operator; {resume} resumes it" in str(paused.error)
+    assert f"paused by an operator; to resume: {resume}" in str(paused.error)
     assert not progress[TopicPartition("life-once", 0)].is_paused
     assert ends(target, "life-once", 2) == [100, 0]
 
@@ -459,7 +459,7 @@ def test_what_is_paused_keeps_no_start_from_copying_the_rest_and_is_compared_onc
     assert note in plan.warnings and not plan.refusals
     resume = f"tolerant-kafka resume --target {target} --link {link} --topic {topic} --partition 0"
     (planned,) = plan.topics
-    assert planned.paused == {0: f"paused by an operator; {resume} resumes it"}, "in the mirror's words"
+    assert planned.paused == {0: f"paused by an operator; to resume: {resume}"}, "in the mirror's words"
     assert (plan.exit_code, planned.waiting) == (3, {})
     assert not run(source, target, promote, link, deadline_s=0.0, is_dry_run=True).is_done
 

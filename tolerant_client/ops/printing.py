@@ -23,7 +23,7 @@ from rich.text import Text
 
 _WIDEST = 10_000
 _LONGEST_CELL = 60  # characters: a command with its options is longer
-_BELOW = "see below"
+BELOW = "see below"
 
 
 def printable(text: object) -> str:
@@ -123,5 +123,5 @@ class Table(rich.table.Table):
                 name = f", {column.header}" if column.header else ""
                 self.below.append(f"{texts[0]}{name}: {text}")
         first, *others = texts
-        shown = (_BELOW if len(text) > _LONGEST_CELL else text for text in others)
+        shown = (BELOW if len(text) > _LONGEST_CELL else text for text in others)
         super().add_row(cell(first), *map(cell, shown), **settings)

@@ -59,7 +59,7 @@ class CopiedLink:
     def paused_error(self, copy: CopiedPartition) -> LinkPausedError:
         """The error for a partition that the operator has paused."""
         which = link_options(self.name, self.target)
-        return LinkPausedError(paused_text(self.control.value, copy.partition, which))
+        return LinkPausedError(paused_text(self.control.value, [copy.partition], which))
 
     def unclaimed_error(self, copy: CopiedPartition) -> RecoveryExhaustedError:
         """The error for a partition whose claim was never granted."""

@@ -47,7 +47,7 @@ _BEFORE_TAKEOVER = (
     "its offset on the source is {}, which another mirror copied before the link took over, so its offset on the target is"
     " unknown; it is moved once its offset is one that the link has copied"
 )
-_STOPPED = "the mirror does not copy it now, and reports why for the partition itself"
+_STOPPED = "the mirror copies nothing there now, and reports why by partition"
 Offsets = Mapping[str, Mapping[TopicPartition, CommittedOffset]]  # by group; partitions have the target's names
 Missing = Mapping[TopicPartition, tuple[str, str]]  # a reason of Left, and why
 

@@ -32,6 +32,17 @@ class Left(NamedTuple):
         return f"{self.name}: {self.why}"
 
 
+def together(left: Iterable[Left]) -> list[Left]:
+    """One for all that was left for one reason, in the order of the first ones: it names one of them and counts the others."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for name, reason, why in left:
+        found.setdefault((reason, why), set()).add(name)
+    return [
+        Left(f"{min(named)} and {len(named) - 1:,} more" if len(named) > 1 else min(named), reason, why)
+        for (reason, why), named in found.items()
+    ]
+
+
 class LeftSoFar:
     """What the rounds of each duty have left, so that each is reported once, and again when it comes back."""
 

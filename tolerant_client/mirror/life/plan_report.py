@@ -321,6 +321,7 @@ def topic_plans(
             continue
         factor = made[name].replication_factor if name in made else present[name].replication_factor
         partitions = [TopicPartition(name, n) for n in range(wanted[name].partitions)]
+        held = [p for p in partitions if control.pauses(p)]
         counts = [to_copy.get(p, 0) for p in partitions]
         yield TopicPlan(
             name,
@@ -331,7 +332,7 @@ def topic_plans(
             None if None in counts else sum(filter(None, counts)),
             dict(made[name].config) if name in made else {},
             waiting=waiting.get(name, {}),
-            paused={p.partition: paused_text(control, p, which) for p in partitions if control.pauses(p)},
+            paused=dict.fromkeys((p.partition for p in held), paused_text(control, held, which)),
         )
 
 

@@ -11,10 +11,10 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.state.link_control import WHOLE_LINK, LinkControl
 
 
-def paused_text(control: LinkControl, partition: TopicPartition, which: str) -> str:
-    """Why a partition that an operator has paused is not copied, and the command that resumes it; the options `which` name the link."""
-    resume = control.resume_command([partition], which)
-    return f"paused by an operator; {resume} resumes it"
+def paused_text(control: LinkControl, partitions: Iterable[TopicPartition], which: str) -> str:
+    """Why partitions that an operator has paused are not copied, and what resumes them; the options `which` name the link."""
+    resume = control.resume_command(partitions, which)
+    return f"paused by an operator; to resume: {resume}"
 
 
 def paused(control: LinkControl, topics: Iterable[str], partitions: Iterable[TopicPartition] = ()) -> LinkControl:

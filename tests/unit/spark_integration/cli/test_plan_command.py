@@ -14,11 +14,13 @@ from typer.testing import CliRunner
 
 from spark_integration.cli import link
 from spark_integration.cli.app import app
-from spark_integration.cli.plan import _lines, besides_of
+from spark_integration.cli.plan import _lines, _show, besides_of
 from spark_integration.mirror.flow_links import duties_of
 from support.commands import COMMANDS
 from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.planned_link import PlannedLink
+from tolerant_client.mirror.follow.groups import GroupsReport
+from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.life.plan_report import Besides, LinkPlan, TopicPlan, topic_plans
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.plan import TopicSpec, TopicsPlan
@@ -131,7 +133,7 @@ def test_topics_are_planned_one_by_one_with_what_waits() -> None:
     new, refused, there = list(topic_plans(planned, to_copy, held, "--link dr"))[1:]
     assert (there.waiting, there.to_copy) == ({}, 13), "the mirror, too, calls it paused alone"
     assert there.paused == {
-        1: "paused by an operator; tolerant-kafka resume --link dr --topic there --partition 1 resumes it"
+        1: "paused by an operator; to resume: tolerant-kafka resume --link dr --topic there --partition 1"
     }
     assert list(_lines(LinkPlan("dr", "identical", (there,)))) == [f"paused: there-1: {there.paused[1]}"]
     assert (new.paused.keys(), refused.paused, refused.partitions) == ({0, 1}, {}, 2)
@@ -145,3 +147,29 @@ def test_one_reason_why_many_partitions_wait_is_one_line() -> None:
     assert list(_lines(LinkPlan("dr", "translated", topics))) == [
         "waits: a-0 and 1,999 more partitions: the offset map of the link is lost"
     ]
+
+
+def test_what_partitions_have_in_common_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    many = {name: TopicSpec(name, 60, 1) for name in ("wide", "narrow")}
+    planned = PlannedLink(TopicsPlan((), tuple(many.values())), {}, {}, (many, many))
+    each = frozenset(TopicPartition("narrow", n) for n in range(60))
+    control = LinkControl(paused=frozenset({"wide"}), paused_partitions=each)
+    topics = tuple(topic_plans(planned, {}, control, "--link dr"))
+    stopped = tuple(Left(f"wide-{n}", "stopped", "nothing is copied there") for n in range(60))
+    unmade = Left("group g, new-0", "no-topic", "the target has no such partition")
+    groups = GroupsReport((), 0, (), (*reversed(stopped), unmade))
+    numbers = " ".join(f"--partition {n}" for n in range(60))
+    assert list(_lines(LinkPlan("dr", "identical", topics, groups=groups))) == [
+        "paused: narrow-0 and 59 more partitions: paused by an operator; to resume: tolerant-kafka resume --link dr --topic narrow"
+        f" {numbers}",
+        "paused: wide-0 and 59 more partitions: paused by an operator; to resume: tolerant-kafka resume --link dr --topic wide",
+        "groups left: wide-0 and 59 more: nothing is copied there",
+        "groups left: group g, new-0: the target has no such partition",
+    ]
+    why = "Topic theirs of this target is the copy of another link, which was promoted: it belongs to its producers"
+    theirs, other = (TopicPlan(name, "refuse", 1, 1, 1, None, {}, why) for name in ("theirs", "other"))
+    for refusals, lines in (((why,), ["refused: " + why]), ((f"theirs-0: {why}",), [f"refused: theirs-0: {why}"])):
+        _show(LinkPlan("dr", "identical", (theirs, other), refusals))
+        assert [line for line in capsys.readouterr().out.splitlines() if why in line] == lines, "said once"
+    _show(LinkPlan("dr", "identical", (theirs,), ("another",)))
+    assert f"theirs, why: {why}" in capsys.readouterr().out

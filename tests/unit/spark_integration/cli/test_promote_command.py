@@ -43,3 +43,7 @@ def test_that_no_group_was_seen_is_a_note(capsys: pytest.CaptureFixture[str]) ->
     _show(PromotionReport("promote", "dr", False, True, (PART,), groups=GroupsReport((), 0, (), left)))
     told = capsys.readouterr().out.splitlines()
     assert "note: groups of the source: none was seen there" in told and "left: group g: in use" in told
+    left = tuple(Left(f"group g, wide-{n}", "no-topic", "the target has no such partition") for n in range(60))
+    _show(PromotionReport("promote", "dr", False, True, (PART,), groups=GroupsReport((), 0, (), left)))
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left: ")]
+    assert told == ["left: group g, wide-0 and 59 more: the target has no such partition"]
