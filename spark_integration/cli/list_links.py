@@ -6,8 +6,8 @@ from typing import Annotated
 
 from kafka.errors import TopicAuthorizationFailedError
 
-from spark_integration.cli.link import end_with
-from spark_integration.cli.options import Json, WhichLink, client_properties, servers_option
+from spark_integration.cli.link import end_with, given_link
+from spark_integration.cli.options import Json, WhichLink
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError, text_of
 from tolerant_client.mirror.life.listing import Listing
@@ -17,16 +17,18 @@ from tolerant_client.security.kafka_config import kafka_python_config
 
 
 def list_links(
-    target: Annotated[str, servers_option("--target", "Bootstrap servers of the target.")],
-    which: Annotated[WhichLink, ("target_properties",)],
+    which: Annotated[WhichLink, ("target", "config", "flow", "target_properties")],
     as_json: Json = False,
 ) -> None:
     """List the links that copy, or have copied, to a cluster: their sources and topics, and whether a mirror of each runs.
 
+    With --config it lists all links of the target of the file's flow.
     Exit code 3: which links there are, or what one of them is, is unknown.
     """
+    given = given_link(which, needs_link=False)
     try:
-        with Cluster(kafka_python_config(client_properties(target, which.target_properties)), name="target") as cluster:
+        # Without the file's options: what is advised is of links that the file does not name, too.
+        with Cluster(kafka_python_config(given.target), name="target") as cluster:
             with working("checking for running mirrors"):
                 found = cluster.run(links_of, cluster)
     except TopicAuthorizationFailedError as error:  # a right that is missing has the exit code that it has in `status`

@@ -77,10 +77,7 @@ class WhichLink:
         typer.Option(
             "--topics",
             metavar="REGEX[,REGEX]",
-            help=(
-                "Regular expressions that match whole topic names. Default: the topics that the link's mirror has recorded;"
-                " for failback those that it chooses."
-            ),
+            help="Regular expressions that match whole topic names. Default: the topics that the link's mirror has recorded.",
         ),
     ] = None
     config: Annotated[

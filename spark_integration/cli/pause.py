@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from kafka.structs import TopicPartition
@@ -27,12 +27,14 @@ from tolerant_client.state_json import MOST
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _RATE = re.compile(r"(\d{1,19}(?:\.\d{1,19})?)\s*(k|M|G|Ki|Mi|Gi|)B?")
 
-TopicsToPause = Annotated[
-    list[str],
-    typer.Option(
-        "--topic", metavar="TOPIC", help="A topic, by its name on the target; may be repeated. Default: the whole link."
-    ),
-]
+
+def _topics_option(default: str) -> Any:
+    help_ = f"A topic, by its name on the target; may be repeated. Default: {default}."
+    return typer.Option("--topic", metavar="TOPIC", help=help_)
+
+
+TopicsToPause = Annotated[list[str], _topics_option("the whole link")]
+TopicsToResume = Annotated[list[str], _topics_option("everything that is paused")]
 Partitions = Annotated[
     list[int], typer.Option("--partition", metavar="N", min=0, help="A partition of the one --topic; may be repeated.")
 ]
@@ -56,7 +58,7 @@ def pause(
 
 def resume(
     which: OnTarget,
-    topic: TopicsToPause = [],
+    topic: TopicsToResume = [],
     partition: Partitions = [],
     dry_run: DryRun = False,
     as_json: Json = False,

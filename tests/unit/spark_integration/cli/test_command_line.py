@@ -548,6 +548,20 @@ def test_links_are_listed_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
+def test_the_links_of_a_files_target_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, asked = tmp_path / "mm2.properties", list[str]()
+    file.write_text("clusters = A, B\nA.bootstrap.servers = a:1\nB.bootstrap.servers = b:2\nA->B.enabled = true\n")
+
+    def run(cluster: Cluster, *_: Any) -> Listing:
+        asked.extend((*cluster.bootstrap_servers, cluster.file_options))
+        return Listing(())
+
+    monkeypatch.setattr(Cluster, "run", run)
+    shown = CliRunner().invoke(app, ["list", "--config", str(file)])
+    assert (shown.output, shown.exit_code, asked) == ("This cluster has no links\n", 0, ["b:2", ""])
+    assert "Give --target: " in refused(monkeypatch, "list")
+
+
 @pytest.mark.parametrize("is_done", [False, True])
 def test_a_promotion_that_is_blocked_has_moved_no_group(monkeypatch: pytest.MonkeyPatch, is_done: bool) -> None:
     blockers = () if is_done else ("1 offset is not copied yet",)
