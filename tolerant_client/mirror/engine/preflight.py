@@ -22,7 +22,6 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets, stable_ends
 from tolerant_client.cluster.admin.topics import lacking, topic_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster, OffsetAndEpoch
 from tolerant_client.errors import OptionError, TargetClaimedError, text_of
-from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC, Controls
 from tolerant_client.mirror.state.control_topic import (
     HIDDEN,
@@ -218,7 +217,7 @@ async def _copied_otherwise(target: Cluster, link: str, own: LinkControl, names:
     return {
         p.topic: f"Topic {p.topic} of this target has what a mirror of link {link} has copied there with identical offsets, when it"
         " was started without --offsets translated: the link, which has translated offsets, would append all of it once more. Leave"
-        f" the topic out, or delete it on the target, {WITH_WHAT_IT_HAS}: it is then copied again"
+        f" the topic out, or delete it on the target, also what others wrote there: it is then copied again"
         for p in still
         if ends.get(p, 1)  # without a leader: unknown
     }

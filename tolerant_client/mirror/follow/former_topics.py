@@ -2,7 +2,8 @@
 
 Laws:
 - Where both clusters tell topic ids (since 2.8), these decide.  The target's alone, where no source is asked.
-- A log that ends before what was copied, or whose leader epoch does (since 2.1), was cut, or is another topic's.
+- A log that ends before what was copied, or whose leader epoch does (since 2.1), was cut, or is another topic's.  So was a target's
+  where others have written in place of the last copy (own_copies.py).
 - Without ids the last record that was copied, on both clusters, decides.  Where one of them has it no more (retention, compaction),
   nothing does: then it is said that this is unknown.
 """
@@ -19,6 +20,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import still_missing, topic_ids, visible_topics
 from tolerant_client.cluster.cluster import LATEST, Cluster
+from tolerant_client.mirror.engine.translated.own_copies import replaced
 from tolerant_client.mirror.engine.translated.target_checks import is_same_record
 from tolerant_client.mirror.logs.reading import read_slices, source_truncations
 from tolerant_client.mirror.state.offset_map import OffsetMap, is_another
@@ -85,6 +87,13 @@ async def _find_cut(
             cut[p] = (
                 f"link {link} had copied to {_name(found.target)} up to offset {found.target_until:,}, and the target has its log"
                 f" only up to {end:,}"
+            )
+    last = {f.target: f.runs[-1].target_until - 1 for f in maps.values() if ends.get(f.target, 0) > f.target_until + 1}
+    lost = await replaced(target, last)
+    for p, found in maps.items():
+        if found.target in lost:
+            cut[p] = (
+                f"link {link} had copied to {_name(found.target)} up to offset {found.target_until:,}, and others wrote in its place"
             )
     if source is not None:
         there = (await list_led_offsets(source, dict.fromkeys(maps, LATEST))).offsets

@@ -32,6 +32,7 @@ class Log:
     vacant: tuple[range, ...] = ()
     stamped: tuple[range, ...] = ()
     is_there: bool = True
+    is_replaced: bool = False
     is_readable: bool = True
 
 
@@ -72,6 +73,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         records = {} if log.record is None else {log.record.offset: log.record}
         return {p: LogSlice(until, records, [*log.vacant], [*log.stamped]) for p, (_, until) in ranges.items()}
 
+    async def replaced(log: Log, last: Any) -> frozenset[TopicPartition]:
+        assert not last or last == {P: 104}, "the last copy, where the log goes on behind its marker"
+        return frozenset(last) if log.is_replaced else frozenset()
+
+    monkeypatch.setattr(former_topics, "replaced", replaced)
     for function in (visible_topics, still_missing, topic_ids, list_led_offsets, source_truncations, read_slices):
         monkeypatch.setattr(former_topics, function.__name__, function)
 
@@ -96,6 +102,10 @@ def test_a_log_that_was_cut_is_not_the_one_that_was_copied(topic_id: str) -> Non
         ((source(topic_id, end=9), target()), "the source has what was copied only up to 9"),
         ((source(topic_id, epoch_ends={P: 8}), target()), "the source has what was copied only up to 8"),
         ((source(topic_id), target(end=104)), "the target has its log only up to 104"),
+        (
+            (source(topic_id), target(end=107, is_replaced=True)),
+            "to orders-0 up to offset 105, and others wrote in its place",
+        ),
     ):
         former = found(*asked, ids=ids)
         assert told in former.known[P] and not former.doubts

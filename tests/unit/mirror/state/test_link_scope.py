@@ -653,7 +653,7 @@ def test_a_translated_link_appends_nothing_to_a_log_that_an_identical_start_of_i
         looking = look_for_others(cast(Cluster, keeper), "dr", ["orders", "clicks"], is_identical=False, is_new=is_new)
         refused = outcome(looking).refused
         assert refused.keys() == ({"orders"} if is_refused else set())
-        assert all("or delete it on the target, with what only it has (compare both" in why for why in refused.values())
+        assert all("or delete it on the target, also what others wrote there: it" in why for why in refused.values())
 
 
 def test_a_start_of_the_other_kind_is_refused_before_it_writes_and_also_when_both_start_at_once(

@@ -9,7 +9,8 @@ B. A batch is sent once.  If its response does not come, or is an error, nothing
 C. The base offsets in one partition's responses grow by at least the batches' records; others are not believed.
 D. The first batch goes alone: a broker that does not know the epoch accepts any sequence.  So what is in flight after a
    refused batch is refused, too, and what was sent before it may be committed.
-   The transaction is opened in that batch's turn (ProduceTurns, Law D): the coordinator aborts it after a time.
+   The transaction is opened in that batch's turn (ProduceTurns, Law D): the coordinator aborts it after a time.  Directly before that
+   `may_open` is asked, which raises KafkaError if the target's log may be another one than was read.
 E. A response with a time is no copy (M6): each batch is sent once, so the broker gave that time to its records.
 F. What ends a transaction waits for no quota: a batch is throttled after it was appended, for longer than a transaction lasts
    if the quota is low for its size.  Only batches wait for that (connections.py); a row of the map that is sent again has the
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import kafka.errors as Errors
 from kafka.protocol.producer import InitProducerIdRequest
@@ -71,6 +72,7 @@ class CopyTransaction(ProducerTransaction):
         timeout_ms: int,
         turns: Callable[[int], ProduceTurns],
         may_send: Callable[[], None],
+        may_open: Callable[[], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(cluster, transactional_id, timeout_ms)
@@ -79,6 +81,7 @@ class CopyTransaction(ProducerTransaction):
         self._turns = turns
         self._waits_at: ProduceTurns | None = None
         self._may_send = may_send
+        self._may_open = may_open
         self._clock = clock
         self._end = 0  # the target offset after the last response
         self._sent: deque[Outgoing] = deque()  # what is in flight
@@ -126,6 +129,8 @@ class CopyTransaction(ProducerTransaction):
 
     async def open(self, *, with_records: bool = True) -> None:
         """Adds the partitions: what is sent after this belongs to the transaction."""
+        if with_records:
+            await self._may_open()
         self._may_send()
         self.began_at = self._clock()
         await self.add_partitions([self._partition, self._map_partition] if with_records else [self._map_partition])

@@ -2,7 +2,8 @@
 
 Laws:
 - The mirror (place.py) decides by the same functions (target_checks.py), and asks the source's leaders the same question.
-- One request of each kind for each broker, not for each partition; no records are read.  Records may show the mirror that the log is
+- One request of each kind for each broker, not for each partition; no records are read, only the header of the last copy's batch where
+  others have written on (own_copies.py).  Records may show the mirror that the log is
   another one from an earlier offset on than leader epochs say, or where no epoch says so (a restored source).
 - Links with identical offsets have no row that says of which leader epoch their copy is: for them the records are compared, by whoever
   asks (identical/evidence.py); only a mirror at work knows the epoch, and asks for its end as well.  Where nothing is copied yet there
@@ -19,18 +20,20 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError
+from tolerant_client.mirror.engine.translated.own_copies import replaced
 from tolerant_client.mirror.engine.translated.target_checks import (
     Resumption,
     asked_epochs,
     check_target,
     cut_at,
+    overwritten,
     resumption,
     taken_over,
 )
 from tolerant_client.mirror.logs.reading import source_truncations
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_rows import last_rows
-from tolerant_client.mirror.state.offset_map import MapRow
+from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.mirror.state.topics import read_ids
 
 
@@ -95,6 +98,13 @@ async def foresee(
             foreseen[p] = Foreseen(ids[p.topic], error, False)
         else:
             taken[p] = taken_over(rows.get(p), p, ids[p.topic], target_end, control.adopted_of(p, target_end))
+    copied = {p: rows[p] for p in taken if p in rows and rows[p].has_copied}
+    # Beyond the marker of the last copy.
+    last = {p: row.target_until - 1 for p, row in copied.items() if target_ends.get(p, 0) > row.target_until + 1}
+    last = {p: offset for p, offset in last.items() if not is_another(rows[p].ids[0], ids[p.topic].source)}
+    for p in await replaced(target, last):
+        del taken[p]
+        foreseen[p] = Foreseen(ids[p.topic], overwritten(rows[p], link), False)
     source_ids = {p: ids[p.topic].source for p in taken}
     uncopied = [p for p, row in taken.items() if p in source_ends and not (row is not None and row.has_copied)]
     begins = {p: begin for p in uncopied if (begin := control.asked_start(p, source_ids[p])) is not None}

@@ -78,6 +78,7 @@ class TranslatedPartition(CopiedPartition):
             parts.transactions.timeout_ms,
             parts.turns,
             self._claims.require,
+            self.place.require_same_leader,
             link.clock,
         )
         self._rules = AppendRules(False, False, 0)
@@ -246,8 +247,7 @@ class TranslatedPartition(CopiedPartition):
         )
         self.position = position
         self._is_taken_over = True
-        if not self._troubles.reasons:
-            self._stands_since = None
+        self._stands_since = self._stands_since if self._troubles.reasons else None
         self.read_on()
 
     async def _copy_one_transaction(self) -> None:
@@ -331,7 +331,7 @@ class TranslatedPartition(CopiedPartition):
 
     async def _commit(self, copied: int) -> None:
         runs, place = self._producer.runs, self.place
-        await place.require_same_topics()
+        await place.require_same_logs()
         rows = extend(place.row, self.partition, self.partition.topic, place.ids, runs, copied, place.leader_epoch)
         await self._producer.write_rows(rows, int(time.time() * 1000))
         self._claims.require()

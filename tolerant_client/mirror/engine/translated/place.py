@@ -18,6 +18,11 @@ Laws:
   record there shows another log, too; nothing was copied there, and the link resumes after the last copied record.
 - Until the target has a record of ours of the source's present log, and wherever a log begins again, what others have copied of it
   is asked each time (copied_before.py): that we have read a log before says nothing of what they have appended since.
+- Of the target only what is committed counts as a copy, equal or different.  After a loss there a later copy of our own, which was aborted,
+  may stand in place of the last one: that shows nothing of the source, whose losses are claimed on its own evidence only.
+- Nor does the target's log go on by itself: copies of ours after the last one that the map tells of show that the map has lost rows
+  (own_copies.py), and under another leader epoch it may have lost copies, also if others have written on since.  So the target is read
+  again, and the last copied record compared, before more is appended: once it is the last no more, nothing shows that loss.
 - Each replica cleans its log by itself: if the source's topic is compacted, a record there may only be one that another leader's
   cleaner had removed.  Then the link resumes there, too, but without a loss, unless copied records differ as well.
 """
@@ -39,6 +44,7 @@ from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import require_no_copy, require_not_there
 from tolerant_client.mirror.engine.translated.first_other import first_other
+from tolerant_client.mirror.engine.translated.own_copies import committed_copy, has_written, is_uncommitted
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
@@ -47,10 +53,12 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     check_target,
     cut_at,
     is_same_record,
+    lost_rows,
     not_before,
     overwritten,
     resumption,
     taken_over,
+    uncommitted,
 )
 from tolerant_client.mirror.engine.troubles import times_would_change
 from tolerant_client.mirror.logs.reading import read_headers, read_slices, source_truncations
@@ -60,6 +68,7 @@ from tolerant_client.mirror.state.topics import TopicFacts, describe_each_topic
 _RECORD_BYTES = 16 << 10  # a larger batch is sent whole
 _PIECE = 1_000  # offsets whose records are in memory at once
 _LARGEST_PIECE = 64_000  # after pieces without a record
+_FRESH_S = 2.0  # how long the target's leader is taken for the same: no other one leads before
 _LEFT_OUT = (LossReason.OVERSIZED, LossReason.RETENTION)  # losses of offsets before the position, in the same log
 
 
@@ -74,6 +83,8 @@ class Place:
         self.position = -1
         self.leader_epoch = -1  # the newest that was seen in the source's log
         self.loss: LostOffsets | None = None  # the loss behind the last error
+        self._target_epoch = -1  # of the leader under which the target's log was read
+        self._target_seen_at = float("-inf")  # by the link's clock, when that leader was asked
         self._link = link
         self._reads = reads
         self._adopted = adopted
@@ -116,44 +127,74 @@ class Place:
         self.ids, self.target = await self._reads.topics(self.partition.topic)
         if self.target.rewrites_times:
             raise times_would_change(str(self))
-        end = (await self._link.target.list_offsets({self.partition: LATEST}))[self.partition]
+        self._target_seen_at = self._link.clock()
+        told = (await self._link.target.list_offsets_and_epochs({self.partition: LATEST}))[self.partition]
+        end, self._target_epoch = told
         self._is_other = False
         if self.row is not None:
             check_target(self.row, self._link.name, self.partition, self.ids, end)
             # A topic that was created again may have other records.
             if self.row.has_copied and not is_another(self.row.ids[0], self.ids[0]):
-                self._is_other = await self._has_other(self.row, producer_id)
+                self._is_other = await self._has_other(self.row, producer_id, end)
         adopted = await self._adopted.until(self.partition, end)
+        await self._require_rows(producer_id, end, is_adopted=adopted > 0)
         self._known, self.row = self.row, taken_over(self.row, self.partition, self.ids, end, adopted)
         return adopted, end
 
-    async def _has_other(self, row: MapRow, producer_id: int) -> bool:
-        """Whether the source has a different record than the last one that was copied.
+    async def _require_rows(self, producer_id: int, end: int, *, is_adopted: bool) -> None:
+        """Raises TargetDivergedError if the target's log, which ends at `end`, has copies of ours of which the map does not tell."""
+        target, partition, row, copy = self._link.target, self.partition, self.row, None
+        if row is None or row.is_former(self.ids):
+            row = None
+            is_lost = end > 0 and not is_adopted and await has_written(target, partition, producer_id)
+        else:
+            # Behind the last copy is its marker.
+            start = row.target_until
+            is_longer = end > start + row.has_copied
+            copy = await committed_copy(target, partition, start, end, producer_id) if is_longer else None
+            is_lost = copy is not None
+        if is_lost:
+            raise lost_rows(row, self._link.name, partition, copy)
 
-        Raises TargetDivergedError if others wrote the record at the end of the map's newest run (an election's loss).
+    async def _has_other(self, row: MapRow, producer_id: int, end: int) -> bool:
+        """Whether the source has a different record than the last one that was copied into a log that ends at `end`.
+
+        Raises TargetDivergedError if that copy is no longer there (an election's loss): others wrote in its place, or it is not committed.
         """
+        link = self._link
         offsets = row.runs[-1].source_until - 1, row.runs[-1].target_until - 1
-        header = (await read_headers(self._link.target, {self.partition: offsets[1]})).get(self.partition)
+        header = (await read_headers(link.target, {self.partition: offsets[1]})).get(self.partition)
         if header is None:
             return False  # the cleaner or retention removed it
-        sides = zip((self._link.source, self._link.target), offsets)
-        slices = [await self._slice(cluster, offset) for cluster, offset in sides]
-        original, copied = [found.records.get(offset) for found, offset in zip(slices, offsets)]
+        if not header.is_transactional:
+            raise overwritten(row, link.name)
+        source, target = [
+            await self._slice(cluster, offset, is_committed=cluster is link.target)
+            for cluster, offset in zip((link.source, link.target), offsets)
+        ]
+        is_lost = target.is_vacant(offsets[1])
+        if target.until <= offsets[1]:  # someone has a transaction open since before it
+            asked = (link.target, self.partition, offsets[1], end, header.producer_id)
+            is_lost = await is_uncommitted(*asked)
+            target = await self._slice(link.target, offsets[1])
+        if is_lost:
+            raise uncommitted(row, link.name)
+        original, copied = source.records.get(offsets[0]), target.records.get(offsets[1])
         if original is not None and copied is not None and header.has_log_append_time:
             copied = copied._replace(timestamp=original.timestamp)  # the target's brokers overwrote it
-        if is_same_record(original, copied) and not slices[0].is_vacant(offsets[0]):
+        if is_same_record(original, copied) and not source.is_vacant(offsets[0]):
             return False
         if header.producer_id == producer_id:
             return True  # even if the ledger has a loss there: only the map, which has none, says what was accepted
-        lost = (await self._link.ledger.rows(refresh=True)).get(self.partition, ())
+        lost = (await link.ledger.rows(refresh=True)).get(self.partition, ())
         if not any(loss.from_offset <= offsets[0] < loss.until_offset for loss in lost):
-            raise overwritten(row, self._link.name, offsets)
+            raise overwritten(row, link.name)
         return False
 
-    async def _slice(self, cluster: Cluster, offset: int) -> LogSlice:
+    async def _slice(self, cluster: Cluster, offset: int, *, is_committed: bool = False) -> LogSlice:
         """What either log has at an offset."""
         span = {self.partition: (offset, offset + 1)}
-        return (await read_slices(cluster, span, is_committed=False, first_bytes=_RECORD_BYTES))[self.partition]
+        return (await read_slices(cluster, span, is_committed=is_committed, first_bytes=_RECORD_BYTES))[self.partition]
 
     async def _has_more(self, start: int, position: int) -> bool:
         """Whether the source has a committed record in [start, position), except those that the ledger says were left out.
@@ -287,8 +328,20 @@ class Place:
         """Notes that the map has the resume position: no process will find the accepted losses again."""
         self._accepted.clear()
 
-    async def require_same_topics(self) -> None:
-        """Raises UnknownTopicOrPartitionError if a topic was created again since the last `read`, which must then be repeated."""
+    async def require_same_leader(self) -> None:
+        """Raises OffsetNotAvailableError if the target's log has another leader epoch than at the last `read`, which must be repeated."""
+        now = self._link.clock()
+        if now - self._target_seen_at > _FRESH_S:
+            told = (await self._link.target.list_offsets_and_epochs({self.partition: LATEST}))[self.partition]
+            if told.leader_epoch != self._target_epoch:
+                raise Errors.OffsetNotAvailableError(
+                    f"the target's log of {self} has leader epoch {told.leader_epoch} now"
+                )
+            self._target_seen_at = now
+
+    async def require_same_logs(self) -> None:
+        """As require_same_leader; raises UnknownTopicOrPartitionError if a topic was created again since the last `read`."""
+        await self.require_same_leader()
         if (await self._reads.topics(self.partition.topic)).ids != self.ids:
             raise Errors.UnknownTopicOrPartitionError(f"{self}: a topic was created again")
 

@@ -18,7 +18,6 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.errors import DataLossError, TargetDivergedError, TolerantClientError
 from tolerant_client.mirror.batches.losses import GOES_ON, LossReason
-from tolerant_client.mirror.engine.troubles import WITH_WHAT_IT_HAS
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, begun_again, is_another
 from tolerant_client.mirror.state.topics import TopicFacts
 from tolerant_client.records.record_batch import Record
@@ -26,8 +25,8 @@ from tolerant_client.records.record_batch import Record
 _ANOTHER_LINK = "mirror it alone under another link name to copy it again"
 # While both topics are the same, the map refuses that to another link (copied_before.py).
 _COPY_AGAIN = (
-    f"to copy it again, delete the topic on the target, {WITH_WHAT_IT_HAS}, or else the link's offset map, and mirror it under another"
-    " link name"
+    "to copy it again, delete the topic on the target, also what others wrote there, or else the link's offset map, and mirror it under"
+    " another link name"
 )
 _GO_ON = f"resume after the loss with {GOES_ON}"
 _COPY_REST = f"{_GO_ON}, or mirror it under another link name to copy what is left"
@@ -78,16 +77,37 @@ def is_same_record(original: Record | None, copied: Record | None) -> bool:
     return original is None or copied is None or copied == original._replace(offset=copied.offset)
 
 
-def overwritten(row: MapRow, link: str, offsets: tuple[int, int]) -> TargetDivergedError:
-    """The error for a record at the end of the map's newest run, `offsets` on both sides, that another producer wrote.
+def overwritten(row: MapRow, link: str) -> TargetDivergedError:
+    """The error for a record at the end of the map's newest run that another producer wrote.
 
     It reveals an election that removed records, even though others have made the log longer since.
     """
-    name = f"{row.key.partition.topic}-{row.key.partition.partition}"
+    return _lost_copy(
+        row, link, "another record than the one of", "copied there: it has lost", ", and others wrote in its place"
+    )
+
+
+def uncommitted(row: MapRow, link: str) -> TargetDivergedError:
+    """As `overwritten`, where what is there was aborted, or lacks its marker: a later copy of our own, or the copy itself, cut before it."""
+    return _lost_copy(row, link, "nothing that is committed, but had the copy of", "committed there: it has lost", "")
+
+
+def _lost_copy(row: MapRow, link: str, there: str, copied: str, then: str) -> TargetDivergedError:
+    name, last = f"{row.key.partition.topic}-{row.key.partition.partition}", row.runs[-1]
     return TargetDivergedError(
-        f"The target log of {row.target_topic}-{row.key.partition.partition} has at offset {offsets[1]} another record than"
-        f" the one of {name}, offset {offsets[0]}, that link {link} copied there: it has lost what was copied (unclean"
-        " election), and others wrote in its place"
+        f"The target log of {row.target_topic}-{row.key.partition.partition} has at offset {last.target_until - 1} {there} {name}, offset"
+        f" {last.source_until - 1}, that link {link} {copied} what was copied (unclean election, or a power failure){then}"
+    ).advising(_COPY_AGAIN)
+
+
+def lost_rows(row: MapRow | None, link: str, target: TopicPartition, copy: int | None) -> TargetDivergedError:
+    """The error for a log with copies of the link of which its map, whose newest row is `row`, does not tell (own_copies.py)."""
+    where = f"{target.topic}-{target.partition}"
+    found = "" if copy is None else f" at offset {copy}"
+    told = "has no row of it" if row is None else f"tells of copies up to offset {row.target_until} only"
+    return TargetDivergedError(
+        f"The target log of {where} has what link {link} has copied{found}, and the link's offset map {told}: it has lost rows"
+        " (unclean election, or a power failure). How far the link has copied is unknown, and it copies nothing twice"
     ).advising(_COPY_AGAIN)
 
 

@@ -87,7 +87,8 @@ def of_mirror(
         origins=AsyncMock(return_value=()),
         copies_of_mm2=AsyncMock(return_value=()),
     )
-    link: Any = SimpleNamespace(source=source, target=target, name="dr", control=SimpleNamespace(value=control))
+    control_watch = SimpleNamespace(value=control)
+    link: Any = SimpleNamespace(source=source, target=target, name="dr", control=control_watch, clock=lambda: 0.0)
     found = Place(link, reads, SimpleNamespace(until=until), P)  # type: ignore[arg-type]
     said: list[str] = []
     for _ in range(4):
@@ -155,9 +156,12 @@ def test_a_plan_begins_every_log_where_the_mirror_begins_it(
             patch.setattr(module, "source_truncations", cuts)
         patch.setattr(place, "read_headers", AsyncMock(return_value={}))
         patch.setattr(place, "first_other", AsyncMock(return_value=None))
+        patch.setattr(place, "committed_copy", AsyncMock(return_value=None))
+        patch.setattr(place, "has_written", AsyncMock(return_value=False))
         patch.setattr(Place, "_has_more", AsyncMock(return_value=False))
         patch.setattr(foresight, "last_rows", AsyncMock(return_value={} if row is None else {P: row}))
         patch.setattr(foresight, "list_led_offsets", led)
+        patch.setattr(foresight, "replaced", AsyncMock(return_value=frozenset()))
         patch.setattr(foresight, "read_ids", AsyncMock(return_value={P.topic: ids}))
         for name in ("other_copies", "origins", "copies_of_mm2"):
             patch.setattr(copied_before, name, AsyncMock(return_value={}))

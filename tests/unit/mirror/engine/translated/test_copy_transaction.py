@@ -34,7 +34,7 @@ def test_a_mirror_whose_transactions_are_too_long_for_the_brokers_is_told_no_opt
     nobody: Any = None
     partition = TopicPartition("orders", 0)
     copying = CopyTransaction(
-        nobody, "tolerant-mirror-a-copy-orders-0", partition, partition, 60_000, nobody, lambda: None
+        nobody, "tolerant-mirror-a-copy-orders-0", partition, partition, 60_000, nobody, lambda: None, nobody
     )
     copying._coordinators = SimpleNamespace(ask=refuse)  # type: ignore[assignment]
     with pytest.raises(
@@ -59,7 +59,10 @@ def test_a_batch_that_gets_the_response_of_the_next_one_ends_its_transaction(
     responses = iter([Future().success(ProduceResult([ProducedPartition(P, 0, 102)], 0)), of_the_second])
     target: Any = SimpleNamespace(produce=lambda *_, **__: next(responses), paused_s=lambda _: 0.0, net=None)
     turns = ProduceTurns(target, 1, 16)
-    copying = CopyTransaction(target, "tolerant-mirror-a-copy-orders-0", P, P, 60_000, lambda _: turns, lambda: None)
+    nobody: Any = None
+    copying = CopyTransaction(
+        target, "tolerant-mirror-a-copy-orders-0", P, P, 60_000, lambda _: turns, lambda: None, nobody
+    )
     copying._start_over()
     copying.began_at = 0.0
 

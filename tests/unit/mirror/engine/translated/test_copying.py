@@ -16,6 +16,7 @@ from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.cluster import OffsetAndEpoch
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.produce import ProducedPartition, ProduceResult
 from tolerant_client.cluster.produce_window import ProduceTurns
@@ -60,8 +61,10 @@ class World:
         self.committed: list[memoryview] = []
         self.positions: list[int] = []
         self.aborted = 0
+        self.reads = 0  # of both logs
         self.epoch = 0
         self.end = 0
+        self.leader_epoch = 1  # of the target's log
         self.row: MapRow | None = None
         self.maps = KnownMaps(lambda: self.now)
         self.manager = SimpleNamespace(cluster=SimpleNamespace(request_update=lambda: None))
@@ -104,6 +107,8 @@ class World:
         async def read(_: int) -> int:
             if self.facts.rewrites_times:
                 await copy.place._read_target(7)
+            copy.place._target_epoch, copy.place._target_seen_at = self.leader_epoch, self.now
+            self.reads += 1
             copy.place.ids, copy.place.target = ("s", "t"), self.facts
             return 0 if copy.place.row is None else copy.place.row.position
 
@@ -129,6 +134,9 @@ class World:
 
     async def leader(self, partition: TopicPartition) -> int:
         return 1
+
+    async def list_offsets_and_epochs(self, wanted: Any) -> dict[TopicPartition, OffsetAndEpoch]:
+        return {p: OffsetAndEpoch(self.end, self.leader_epoch) for p in wanted}
 
     def paused_s(self, node_id: int) -> float:
         return max(0.0, self.paused_until - self.now)
@@ -472,6 +480,38 @@ def test_the_first_batch_of_a_transaction_goes_alone(world: World) -> None:
     world.run(lambda: world.copy.acked == 18)
     assert in_flight[:2] == [0, 0] and in_flight[9:11] == [0, 0] and max(in_flight) > 1
     assert world.copied == keys(18)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_under_another_leader_of_the_target_its_log_is_read_again_before_more_is_appended_or_committed(
+    world: World, is_open: bool
+) -> None:
+    """It may have lost the last copy, and others may have written on: the next copy would hide that for good."""
+    world.log = [batch(n) for n in range(4)]
+    seen: list[int] = []
+
+    def code(header: BatchHeader, data: memoryview) -> int:
+        if is_open and not seen:
+            world.leader_epoch, world.now = 2, world.now + 3  # between a batch and its commit
+        seen.append(world.reads)
+        return 0
+
+    world.code = code
+    if not is_open:
+        world.now, world.leader_epoch = 10.0, 2
+        world.copy.place._target_epoch, world.copy.place._target_seen_at = 1, 0.0
+        take_over = world.copy.place.read
+
+        async def read(producer_id: int) -> int:
+            position = await take_over(producer_id)
+            if world.reads == 1:  # the leader dies right after it
+                world.copy.place._target_epoch, world.copy.place._target_seen_at = 1, world.now - 3
+            return position
+
+        world.copy.place.read = read  # type: ignore[method-assign]
+    world.run(lambda: len(world.copied) == 4)
+    assert world.copied == keys(4) and world.reads == 2
+    assert is_open == (seen[0] == 1) and seen[-1] == 2 and world.aborted == (4 if is_open else 0)
 
 
 def test_timestamps_that_the_target_rewrites_are_not_committed_and_the_reason_is_told(world: World) -> None:

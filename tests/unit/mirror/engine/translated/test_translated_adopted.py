@@ -94,6 +94,9 @@ class World:
         async def target_offsets(wanted: Any) -> Any:
             return {p: 0 if at == EARLIEST else self.target_ends.get(p, 0) for p, at in wanted.items()}
 
+        async def target_epochs(wanted: Any) -> Any:
+            return {p: OffsetAndEpoch(at, 1) for p, at in (await target_offsets(wanted)).items()}
+
         async def topics(_: str) -> TopicPair:
             return TopicPair(IDS, TopicFacts(False, 1 << 20, None))
 
@@ -102,8 +105,9 @@ class World:
 
         link: Any = SimpleNamespace(
             source=SimpleNamespace(list_offsets=source_offsets, list_offsets_and_epochs=source_epochs),
-            target=SimpleNamespace(list_offsets=target_offsets),
+            target=SimpleNamespace(list_offsets=target_offsets, list_offsets_and_epochs=target_epochs),
             name="dr",
+            clock=lambda: 0.0,
             control=self,
             ledger=self,
         )
@@ -134,6 +138,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_headers", cleaned)
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.copied_before.require_no_identical_copy", none)
+    monkeypatch.setattr(f"{PLACE}.has_written", none)
+    monkeypatch.setattr(f"{PLACE}.committed_copy", none)
     yield found
     found.net.close()
 
@@ -385,7 +391,12 @@ def test_a_loss_that_policy_has_accepted_is_found_by_no_other_process(
     world.target_ends[P] = 1_400
 
     async def headers(cluster: Any, offsets: Any) -> Any:
-        return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=7, has_log_append_time=False) for p in offsets}
+        return {
+            p: SimpleNamespace(
+                partition_leader_epoch=5, producer_id=7, has_log_append_time=False, is_transactional=True
+            )
+            for p in offsets
+        }
 
     async def cuts(_: Any, copied: Any) -> dict[TopicPartition, int]:
         return {p: 1_300 for p, (known, _) in copied.items() if known == 3}
@@ -494,9 +505,6 @@ def test_another_record_where_our_last_one_was_copied_from_is_a_cut_of_the_sourc
     (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_400, 5)
     world.target_ends[P] = 1_400
 
-    async def ours(_: Any, offsets: Any) -> Any:
-        return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=7, has_log_append_time=False) for p in offsets}
-
     async def first_other(*_: Any) -> int | None:
         return found
 
@@ -515,6 +523,87 @@ def test_another_record_where_our_last_one_was_copied_from_is_a_cut_of_the_sourc
     assert world.goes_on_at(place) == found
 
 
+@pytest.mark.parametrize(
+    ("shown", "is_uncommitted", "found"),
+    [
+        (
+            "aborted",
+            None,
+            "has at offset 1399 nothing that is committed, but had the copy of orders-0, offset 1399, that link dr committed there",
+        ),
+        ("open", True, "has at offset 1399 nothing that is committed"),
+        ("open", False, None),
+        ("committed", None, None),
+    ],
+)
+def test_a_copy_of_our_own_that_is_not_committed_shows_a_loss_of_the_target_and_none_of_the_source(
+    world: World, monkeypatch: pytest.MonkeyPatch, shown: str, is_uncommitted: bool | None, found: str | None
+) -> None:
+    """Its log was cut, and the next copy, which was aborted, stands at that offset; others may have a transaction open before it."""
+    (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_400, 5)
+    world.target_ends[P] = 1_400
+    world.losses[P] = [LedgerRow(0, "dr", P.topic, 0, 0, 1_400, LossReason.TRUNCATION, "before")]
+
+    async def slices(cluster: Any, spans: Any, *, is_committed: bool, first_bytes: int) -> Any:
+        ((at, until),) = spans.values()
+        copy = Record(at, 0, None, b"other" if shown == "aborted" and cluster is place._link.target else b"v")
+        if is_committed and shown == "aborted":
+            return {P: LogSlice(until, {}, [range(at, until)])}
+        return {P: LogSlice(at) if is_committed and shown == "open" else LogSlice(until, {at: copy})}
+
+    async def asked(*_: Any) -> bool:
+        assert is_uncommitted is not None, "the last stable offset is behind it"
+        return is_uncommitted
+
+    monkeypatch.setattr(f"{PLACE}.read_headers", ours)
+    monkeypatch.setattr(f"{PLACE}.read_slices", slices)
+    monkeypatch.setattr(f"{PLACE}.is_uncommitted", asked)
+    monkeypatch.setattr(f"{PLACE}.source_truncations", none)
+    place = world.place()
+    if found is None:
+        assert world.goes_on_at(place) == 1_400
+    else:
+        with pytest.raises(TargetDivergedError, match=found):
+            world.goes_on_at(place)
+
+
+@pytest.mark.parametrize("has_row", [True, False])
+def test_a_log_with_copies_of_which_the_map_does_not_tell_gets_none_of_them_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_row: bool
+) -> None:
+    """A power failure, or an unclean election, took the newest rows of the map, or all of one of its partitions."""
+    world.written = world.value = LinkControl()
+    asked: list[Any] = []
+
+    async def committed_copy(*of: Any) -> int | None:
+        asked.append(of[1:])
+        return 1_402
+
+    async def has_written(*of: Any) -> bool:
+        asked.append(of[1:])
+        return True
+
+    monkeypatch.setattr(f"{PLACE}.committed_copy", committed_copy)
+    monkeypatch.setattr(f"{PLACE}.has_written", has_written)
+    monkeypatch.setattr(f"{PLACE}.source_truncations", none)
+    if has_row:
+        (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_400, -1)
+        world.target_ends[P] = 1_401
+        assert world.goes_on_at() == 1_400 and not asked, "nothing but the marker of the last copy follows"
+        world.target_ends[P] = 1_500
+    else:
+        assert world.goes_on_at() == 0 and not asked, "the log is empty"
+        world.target_ends[P] = 1_500
+        world.written = world.value = LinkControl(adopted={P: 900})
+        assert world.goes_on_at() == 900 and not asked, "what a former link of this name copied was taken over"
+        world.written = world.value = LinkControl()
+    told = " at offset 1402, and .* up to offset 1400 only" if has_row else ", and .* has no row of it"
+    with pytest.raises(TargetDivergedError, match=f"has what link dr has copied{told}: it has lost rows") as caught:
+        world.goes_on_at()
+    assert "verify" not in str(caught.value), "it compares nothing of such links"
+    assert asked == [(P, 1_400, 1_500, 7) if has_row else (P, 7)]
+
+
 TAIL = [1_450, 1_480]  # records that a source has between the last copied one, 1,399, and the position, 1,501
 TRUNCATED = LossReason.TRUNCATION
 
@@ -530,7 +619,9 @@ class Tail:
         world.target_ends[P] = 1_400
 
         async def headers(_: Any, offsets: Any) -> Any:
-            header = SimpleNamespace(partition_leader_epoch=5, producer_id=7, has_log_append_time=False)
+            header = SimpleNamespace(
+                partition_leader_epoch=5, producer_id=7, has_log_append_time=False, is_transactional=True
+            )
             return {p: header for p in offsets}
 
         async def cuts(*_: Any) -> dict[TopicPartition, int]:
@@ -538,8 +629,9 @@ class Tail:
 
         async def slices(cluster: Any, spans: Any, *, is_committed: bool, first_bytes: int) -> Any:
             ((start, until),) = spans.values()
-            if not is_committed:
-                return {P: LogSlice(until, {start: Record(start, 0, None, b"v")}, self.markers)}
+            if not is_committed or start == 1_399:  # of the last copied record
+                markers = [] if is_committed else self.markers
+                return {P: LogSlice(until, {start: Record(start, 0, None, b"v")}, markers)}
             assert world.source_start <= start, "what retention took cannot be read"
             self.pieces.append(until - start)
             return {P: LogSlice(until, {o: Record(o, 0, None, b"w") for o in self.records if start <= o < until})}
@@ -715,9 +807,18 @@ async def none(*_: Any) -> Any:
     return {} if len(_) == 2 else None
 
 
+async def ours(_: Any, offsets: Any) -> Any:
+    """Headers of copies that this process, or one before it, has made."""
+    header = SimpleNamespace(partition_leader_epoch=5, producer_id=7, has_log_append_time=False, is_transactional=True)
+    return dict.fromkeys(offsets, header)
+
+
 async def of_another(_: Any, offsets: Any) -> Any:
     """Headers of a producer id that has expired since."""
-    return {p: SimpleNamespace(partition_leader_epoch=5, producer_id=8, has_log_append_time=False) for p in offsets}
+    return {
+        p: SimpleNamespace(partition_leader_epoch=5, producer_id=8, has_log_append_time=False, is_transactional=True)
+        for p in offsets
+    }
 
 
 async def other_records(cluster: Any, spans: Any, *, is_committed: bool, first_bytes: int) -> Any:
@@ -767,6 +868,7 @@ def copied_at(position: int, source_id: str = IDS[0]) -> MapRow:
         (copied_at(1_200), 1_000, (1_100, 1_200), 1_200, None),
         (copied_at(1_200), 1_000, (1_201, 1_300), 1_200, "no longer has offsets 1200 to 1201"),
         (copied_at(500), 0, (0, 1_000), 400, "The target log of orders-0 ends at offset 400"),
+        (copied_at(500), 0, (0, 1_000), 900, "another record .* offset 499, .* and others wrote in its place"),
         (copied_at(500, "former-id"), 1_000, (0, 10), 900, "created again after it was copied up to 1000"),
         (copied_at(0, "former-id"), 0, (0, 10), 0, "created again before anything of it was copied"),
     ],
@@ -796,6 +898,12 @@ def test_what_stops_a_mirror_is_foreseen_and_nothing_else(
         ends = {"source": world.source_end, "target": target_end}
         return LedOffsets({p: world.source_start if at == EARLIEST else ends[cluster] for p, at in wanted.items()}, {})
 
+    async def headers(_: Any, offsets: Any) -> Any:
+        of_others = SimpleNamespace(is_transactional=False)
+        return dict.fromkeys(offsets, of_others) if lost is not None and "others wrote" in lost else {}
+
+    monkeypatch.setattr(f"{PLACE}.read_headers", headers)
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.own_copies.read_headers", headers)
     monkeypatch.setattr(foresight, "last_rows", last_rows)
     monkeypatch.setattr(foresight, "read_ids", ids)
     monkeypatch.setattr(foresight, "list_led_offsets", led)
