@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
+import kafka.errors as Errors
+
 from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.errors import text_of
 from tolerant_client.mirror.engine.circles import links_into
 from tolerant_client.mirror.state.control_record import Controls
 from tolerant_client.mirror.state.control_topic import ControlsWatch, update_control
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.moves import known_moves
+
+_log = logging.getLogger(__name__)
 
 
 class MovesWatch:
@@ -27,8 +33,8 @@ class MovesWatch:
     async def write(self, topics: Collection[str]) -> None:
         """Writes into the link's control when these topics (names on the target) were last moved to its source, if that is news.
 
-        Nothing if we may not read the source's controls, nor for a link that is over, or whose control was deleted.  Raises
-        OptionError for a control that is not ours, and KafkaError.
+        Nothing if we may not read the source's controls, nor for a link that is over, or whose control was deleted; a warning where
+        the target takes no control of that size.  Raises OptionError for a control that is not ours, and KafkaError.
         """
         controls = await links_into(self._source, None, self._into_source)
         if controls is None or self._written == (controls, topics):
@@ -39,6 +45,9 @@ class MovesWatch:
             is_ours = now.generation == self._generation and not (now.is_over or now.is_unwritten)
             return now.knowing(moves) if is_ours else now
 
-        if moves:
-            await update_control(self._target, self._link, learned)
+        try:
+            if moves:
+                await update_control(self._target, self._link, learned)
+        except Errors.MessageSizeTooLargeError as error:
+            _log.warning("link %s does not note the promotions to its source: %s", self._link, text_of(error))
         self._written = controls, topics

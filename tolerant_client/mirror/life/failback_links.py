@@ -74,8 +74,8 @@ async def _still_there(target: Cluster, controls: Mapping[str, LinkControl]) -> 
 async def left_to_undo(source: Cluster, target: Cluster, links: Links) -> Mapping[str, LinkControl]:
     """The forward links, of promoted ones what the source still has, that may be of this target.
 
-    Without those of which the source has nothing any more that no live link copies back already, unless no other is left; nor those
-    of an unknown source whose topics the target does not have: it was another cluster.
+    Without those of which the source has nothing any more that no other link copies back already, or is prepared for, unless no other
+    is left; nor those of an unknown source whose topics the target does not have: it was another cluster.
     """
     forward = {
         link: control
@@ -84,8 +84,8 @@ async def left_to_undo(source: Cluster, target: Cluster, links: Links) -> Mappin
     }
     names = {link: copied_topics(c) for link, c in forward.items() if c.is_promotion_begun}
     there, hidden = await visible_topics(source.by_own_names(), {topic for of in names.values() for topic in of})
-    live = [c for link, c in links.into_target.items() if link != links.link and is_live(c)]
-    back = [c for c in live if c.is_identical and c.may_copy_from(links.source_cluster_id)]
+    others = (c for link, c in links.into_target.items() if link != links.link and c.map_id is None)
+    back = [c for c in others if (is_live(c) or c.is_prepared) and c.may_copy_from(links.source_cluster_id)]
     wanted = {name for name in (*there, *hidden) if not any(c.writes(name) for c in back)}
     left = {link: telling_of(c, wanted) if link in names else c for link, c in forward.items()}
     return {link: c for link, c in left.items() if not names.get(link) or copied_topics(c)} or forward

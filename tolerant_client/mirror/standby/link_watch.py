@@ -227,7 +227,7 @@ class LinkWatch:
             raise OptionError(
                 f"Link {self.link} has translated offsets, and a client cannot keep its positions there: follow a link with identical ones"
             )
-        if control.is_promoted and not (control.is_identical or control.tells_moves):
+        if control.is_promoted and not control.is_identical:
             raise OptionError(
                 f"Link {self.link} was promoted and has never run with identical offsets, so nothing tells where a client's"
                 " positions are there: follow another link"

@@ -116,11 +116,11 @@ class LinkControl:
 
     @property
     def is_identical(self) -> bool:
-        """Whether the link has started with identical offsets.
+        """Whether the link has started with identical offsets, or was promoted with them before it ever did (failback prepared it).
 
         One with a map has translated ones, whatever ids an identical start of an earlier version has left.
         """
-        return bool(self.producer_ids) and self.map_id is None
+        return self.map_id is None and (bool(self.producer_ids) or self.is_promotion_begun and self.tells_moves)
 
     @property
     def is_over(self) -> bool:

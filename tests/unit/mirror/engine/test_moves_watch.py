@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from kafka.errors import MessageSizeTooLargeError
 from kafka.structs import TopicPartition
 
 from support.control_topic import ControlTopic
@@ -122,3 +123,21 @@ def test_what_a_link_that_has_copied_nothing_as_it_is_knows_is_nothing_to_know(
         assert await link.known() == {COPIED: 5}
 
     asyncio.run(run())
+
+
+def test_a_control_that_has_no_room_for_moves_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = Link(monkeypatch)
+
+    async def refuse(key: bytes, value: bytes) -> int:
+        raise MessageSizeTooLargeError("the control of link dr is that large: raise max.message.bytes")
+
+    async def run() -> None:
+        await link.target.change(topics=LinkTopics.of("orders").to_json())
+        await link.promoted("up", moved("orders", 7))
+        monkeypatch.setattr(link.target, "put", refuse)
+        assert await link.known() == {} == await link.known()
+
+    asyncio.run(run())
+    assert caplog.text.count("link dr does not note the promotions to its source: ") == 1

@@ -652,6 +652,14 @@ def test_what_the_promotion_of_a_link_back_has_not_moved_yet_is_not_home(late: t
     assert not unmoved_texts("another", ["users"], {"back": whole}, CLUSTER)
 
 
+def test_a_link_that_was_promoted_before_it_ever_ran_is_undone_like_any() -> None:
+    """Beside another one that was promoted: by the way back of its topics, though that had others' topics to choose from."""
+    unrun = {"unrun": moved("orders", producer_ids=()), "other": moved("users")}
+    assert str(chosen("back", unrun, {"back": replace(moved("orders", 0), is_promotion_begun=False)})) == "orders"
+    with pytest.raises(OptionError, match="Links other, unrun have copied different topics"):
+        chosen("new", unrun)
+
+
 def test_a_link_of_which_nothing_is_left_does_not_choose_by_its_name() -> None:
     forward = {"there": moved("a|b|c"), "later": moved("a|b|c", 3)}
     back = {"back": moved("a|b|c", 2), "there": moved("c", 4)}
@@ -692,6 +700,8 @@ def test_a_link_whose_topics_the_source_has_no_more_is_not_to_be_undone() -> Non
         ({}, ["away"]),
         ({"source_cluster_id": "c"}, ["away", "home"]),
         ({"is_fenced": True, "is_promotion_begun": True}, ["away", "home"]),
+        ({"producer_ids": ()}, ["away"]),  # prepared, and not started yet
+        ({"producer_ids": (), "map_id": "m"}, ["away", "home"]),
     ],
 )
 def test_what_a_live_link_copies_back_already_is_not_to_be_undone(said: dict[str, Any], left: list[str]) -> None:
