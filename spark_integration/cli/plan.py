@@ -105,10 +105,10 @@ def _lines(found: LinkPlan) -> Iterator[str]:
         for c in found.configs.changed:
             before = f"{c.before} (a default)" if c.before == c.after else c.before
             yield f"configuration: {c.topic} {c.name}: {before} to {c.after or 'the default'}"
-        yield from (f"configuration left: {left}" for left in together(found.configs.left))
+        yield from (f"configuration left: {left}" for left in found.configs.left)
     if found.acls is not None:
         yield from (f"ACL: {acl}" for acl in found.acls.added)
-        yield from (f"ACLs are not copied: {left}" for left in together(found.acls.left))
+        yield from (f"ACLs are not copied: {left}" for left in found.acls.left)
     if found.groups is not None:
         for m in found.groups.moved:
             partition = m.position.partition

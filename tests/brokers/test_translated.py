@@ -378,7 +378,8 @@ def test_two_copiers_at_once_let_each_other_live_and_copy_every_record_once(sour
             copiers = [LinkCopier(origin, there, translated_offsets(limits), link="two", run="one") for _ in range(2)]
             calls = [origin.net.call_soon_with_future(lambda c=c: c.copy(prepared.ends)) for c in copiers]
             done = [await call for call in calls]
-            for partition, end in prepared.ends.items():  # who handed a partition over leaves its report to the other one
+            # Who handed a partition over leaves its report to the other one.
+            for partition, end in prepared.ends.items():
                 assert max(progress[partition].acked for progress in done) == end
 
         origin.run(run)

@@ -50,13 +50,13 @@ def check_proxy(url: Any, name: str) -> None:
     """Raises OptionError for a proxy_url of `name` that cannot be used, without what it says: it may have a password."""
     try:
         KafkaNetSocket.__new__(KafkaNetSocket, url)  # which looks up no name
-        is_usable = url is None or bool(urlsplit(url).hostname) and urlsplit(url).port != 0
+        is_usable = url is None or bool(urlsplit(url).hostname and urlsplit(url).port)
     except _NOT_KAFKAS:
         is_usable = False
     if not is_usable:
         raise OptionError(
             f"{name} has a proxy_url that cannot be used: give SCHEME://USER:PASSWORD@HOST:PORT, with a scheme of socks5, socks5h or"
-            " http, and with special characters of user and password percent-encoded, as %2F for /"
+            " http. kafka-python decodes no %2F, so it takes no user or password with one of / ? # [ ]"
         )
 
 

@@ -69,7 +69,7 @@ def _mask(record: logging.LogRecord) -> bool:
         record.args = _safely_masked(record.args)
         return True
     is_wanted = True
-    if any(isinstance(arg, ClientMovesError) for arg in record.args):
+    if record.levelno > logging.INFO and any(isinstance(arg, ClientMovesError) for arg in record.args):
         record.levelno, record.levelname = logging.INFO, "INFO"
         is_wanted = logging.getLogger(record.name).isEnabledFor(logging.INFO)
     record.args = tuple(_HIDDEN if at in places else _safely_masked(arg) for at, arg in enumerate(record.args))

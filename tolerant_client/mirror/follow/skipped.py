@@ -33,13 +33,17 @@ class Left(NamedTuple):
 
 
 def together(left: Iterable[Left]) -> list[Left]:
-    """One for all that was left for one reason, in the order of the first ones: it names one of them and counts the others."""
-    found: dict[tuple[str, str], set[str]] = {}
+    """One for all partitions that were left for one reason, in the order of the first ones: it names one and counts the others.
+
+    Each group has its own, whether it was left as a whole or some partitions of it.
+    """
+    found: dict[tuple[str, str, str], set[str]] = {}
     for name, reason, why in left:
-        found.setdefault((reason, why), set()).add(name)
+        group = name.partition(", ")[0] if name.startswith("group ") else ""
+        found.setdefault((group, reason, why), set()).add(name)
     return [
         Left(f"{min(named)} and {len(named) - 1:,} more" if len(named) > 1 else min(named), reason, why)
-        for (reason, why), named in found.items()
+        for (_, reason, why), named in found.items()
     ]
 
 

@@ -53,8 +53,13 @@ class Comparison(NamedTuple):
 
     @property
     def unlike(self) -> Collection[TopicPartition]:
-        """Those that differ so that how much of them is copied is unknown."""
-        return self.differing.keys() - self.counted
+        """Those that differ so that how much of them is copied is unknown, also where the mirror may still settle that."""
+        return (self.differing.keys() | self.unsettled.keys()) - self.counted
+
+    @property
+    def unproved(self) -> Collection[TopicPartition]:
+        """Those that are `unlike`, or were not compared."""
+        return {*self.unlike, *self.unread, *self.refused, *self.opened}
 
 
 def split(

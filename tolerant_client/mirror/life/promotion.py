@@ -379,7 +379,7 @@ async def _wait(
             if found:  # nothing shows that the copy ends where the log, or the map, does
                 unlike: Collection[TopicPartition] = {e.partition for e in ends}
                 if compared is not None:
-                    unlike = (compared.differing.keys() | differing.keys()) - compared.counted
+                    unlike = {*compared.unlike, *(differing.keys() - compared.counted)}
                 has_position = [e for e in ends if e.partition in unlike and (e.position or of.is_translated)]
                 ends = [replace(e, position=None) if e in has_position else e for e in ends]
             lost = [blocker.text for blocker in lacking_blockers(sorted_out._replace(deleted=[], unmade=[]))]

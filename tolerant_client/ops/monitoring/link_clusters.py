@@ -71,10 +71,10 @@ class LinkClusters:
     def unlike(
         self, partitions: Collection[TopicPartition], control: LinkControl, is_translated: bool
     ) -> Collection[TopicPartition]:
-        """Those of these partitions whose logs differ so that how much of them is copied is unknown, as `status` finds it."""
+        """Those of these partitions of which it is unknown how much is copied: their logs differ, as `status` finds it, or tell nothing."""
         asked = self._source, self._target, partitions, Ledger(self._target, self._link), control, is_translated
         found = self._ask(self._target, compare_ends, *asked)
-        return () if found is None else found.unlike
+        return () if found is None else found.unproved
 
     def ledger(self) -> list[LedgerRow]:
         """The link's losses, oldest first."""

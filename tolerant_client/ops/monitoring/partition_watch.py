@@ -135,7 +135,7 @@ class PartitionWatch:
         self._unlike = [p for p in self._unlike if p in blocked]
         if is_due or not set(blocked) <= set(self._blocked):
             found = quietly(clusters.unlike, sorted(blocked), state.control, not self._is_identical)
-            self._unlike = self._unlike if found is None else found
+            self._unlike = blocked if found is None else found
             self._unlike_at = now if found is not None else now - _UNLIKE_INTERVAL_S + _AGAIN_S
         self._blocked = blocked
 

@@ -394,6 +394,10 @@ def test_a_loss_is_its_running_mirrors_to_settle_until_it_reports_a_block(
     found = compared(cast(Any, Log(batch(20), start=20, end=30)), Log(of_link(0), end=10))
     assert found is not None
     assert (found.differing.keys(), found.unsettled.keys()) == ((set(), {P}) if is_held else ({P}, set()))
+    assert found.unlike == {P}, "how much is copied is unknown meanwhile"
+    refused, emptied = TopicPartition("orders", 1), TopicPartition("orders", 2)
+    others = Comparison({}, unread=(P,), refused={refused: "no right"}, emptied={emptied: "it is empty"})
+    assert (others.unlike, others.unproved) == (set(), {P, refused})
     (blocker,) = blockers([], {}, compared=found)
     assert blocker.lasts != is_held and list(blocker.causes) == ([f"loss: {P}"] if is_held else [])
     many = {TopicPartition("many", n): f"many-{n} has lost records" for n in range(7)}

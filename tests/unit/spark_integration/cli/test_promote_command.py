@@ -47,3 +47,9 @@ def test_that_no_group_was_seen_is_a_note(capsys: pytest.CaptureFixture[str]) ->
     _show(PromotionReport("promote", "dr", False, True, (PART,), groups=GroupsReport((), 0, (), left)))
     told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left: ")]
     assert told == ["left: group g, wide-0 and 59 more: the target has no such partition"]
+    left = tuple(Left(f"group {name}", "in-use", "it is in use on the target") for name in "abc")
+    _show(PromotionReport("promote", "dr", False, True, (PART,), groups=GroupsReport((), 0, (), left)))
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left: ")]
+    assert told == [f"left: group {name}: it is in use on the target" for name in "abc"], (
+        "an operator sets them by hand"
+    )
