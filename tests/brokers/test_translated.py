@@ -1042,7 +1042,8 @@ def test_a_partition_that_the_source_has_no_more_is_named_and_promoted(source: s
         planned = origin.run(plan_everything, origin, there, link, topic)
         report = origin.run(partial(promote, is_dry_run=True), origin, there, link)
     assert lacking in planned.refusals
-    assert [(p.partition, p.copied_until, p.lag) for p in report.partitions] == [(0, 10, None), (1, 10, None)]
+    # Of the first one the source has another log now, so how much of that is copied is unknown.
+    assert [(p.partition, p.copied_until, p.lag) for p in report.partitions] == [(0, None, None), (1, 10, None)]
 
 
 def test_a_topic_that_is_made_anew_under_a_copier_that_stands_still_is_not_copied_behind_the_old_one(
