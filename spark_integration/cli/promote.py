@@ -43,7 +43,8 @@ def promote(
     Clients with standby= stay open: they follow to the target.  A link is promoted as a whole.  The command waits until
     everything is copied, every copied record equals the source's, no transaction is open, and nobody writes.  Then it
     fences every process of the link, moves the groups a last time, and reports every partition's position and which
-    groups were moved or left.  Only failback leads back, because each partition of the target has gained a marker.  What another link, or somebody else, has written is left unchanged, and named.
+    groups were moved or left.  Only failback leads back, because each partition of the target has gained a marker.
+    What another link, or somebody else, has written is left unchanged, and named.
     Exit codes: 0 promoted; 3 not promoted, because something blocks it (nothing was written), or promoted except for
     what the report names: is_begun in --json tells these apart.
     """

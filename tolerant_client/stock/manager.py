@@ -392,13 +392,12 @@ class TolerantNetClient(KafkaNetClient):  # type: ignore[misc]
     """For kafka-python's `kafka_client=` option: its client on a TolerantConnectionManager."""
 
     def __init__(self, net: Any = None, manager: Any = None, **configs: Any) -> None:
-        if manager is None and net is None:
-            net = NetworkSelector(**configs)
-            try:
-                manager = TolerantConnectionManager(net, **configs)
-            except BaseException:  # a wrong option
+        is_own = net is None
+        net = NetworkSelector(**configs) if is_own else net
+        try:
+            manager = TolerantConnectionManager(net, **configs) if manager is None else manager
+        except BaseException:  # a wrong option
+            if is_own:
                 net.close()
-                raise
-        elif manager is None:
-            manager = TolerantConnectionManager(net, **configs)
+            raise
         super().__init__(net=net, manager=manager, **configs)

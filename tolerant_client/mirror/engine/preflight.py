@@ -217,7 +217,7 @@ async def _copied_otherwise(target: Cluster, link: str, own: LinkControl, names:
     return {
         p.topic: f"Topic {p.topic} of this target has what a mirror of link {link} has copied there with identical offsets, when it"
         " was started without --offsets translated: the link, which has translated offsets, would append all of it once more. Leave"
-        f" the topic out, or delete it on the target, also what others wrote there: it is then copied again"
+        " the topic out, or delete it on the target, also what others wrote there: it is then copied again"
         for p in still
         if ends.get(p, 1)  # without a leader: unknown
     }

@@ -484,7 +484,7 @@ def test_the_first_batch_of_a_transaction_goes_alone(world: World) -> None:
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_under_another_leader_of_the_target_its_log_is_read_again_before_more_is_appended_or_committed(
-    world: World, is_open: bool
+    monkeypatch: pytest.MonkeyPatch, world: World, is_open: bool
 ) -> None:
     """It may have lost the last copy, and others may have written on: the next copy would hide that for good."""
     world.log = [batch(n) for n in range(4)]
@@ -508,7 +508,7 @@ def test_under_another_leader_of_the_target_its_log_is_read_again_before_more_is
                 world.copy.place._target_epoch, world.copy.place._target_seen_at = 1, world.now - 3
             return position
 
-        world.copy.place.read = read  # type: ignore[method-assign]
+        monkeypatch.setattr(world.copy.place, "read", read)
     world.run(lambda: len(world.copied) == 4)
     assert world.copied == keys(4) and world.reads == 2
     assert is_open == (seen[0] == 1) and seen[-1] == 2 and world.aborted == (4 if is_open else 0)
