@@ -18,9 +18,8 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.follow.groups import GroupsReport
-from tolerant_client.mirror.life import damage as damage_module
-from tolerant_client.mirror.life import failover as failover_module
 from tolerant_client.mirror.life import (
+    continued,
     left_behind,
     owners,
     promotion,
@@ -28,6 +27,8 @@ from tolerant_client.mirror.life import (
     promotion_steps,
     promotion_view,
 )
+from tolerant_client.mirror.life import damage as damage_module
+from tolerant_client.mirror.life import failover as failover_module
 from tolerant_client.mirror.life.comparison import Comparison
 from tolerant_client.mirror.life.damage import SeenLog
 from tolerant_client.mirror.life.failover import failover
@@ -201,6 +202,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         left_out = {p: "it has no leader on the target" for p in wanted if p in found.leaderless}
         return LedOffsets({p: 0 if p in found.empty else 10 for p in wanted if p not in left_out}, left_out)
 
+    async def before_markers(_: Any, logs: dict[TopicPartition, int], *__: Any) -> dict[TopicPartition, int]:
+        return logs
+
     async def look(
         source: Any, __: Any, ___: str, wanted: Any, is_translated: bool, control: LinkControl, **_: Any
     ) -> list[PartitionLag]:
@@ -230,8 +234,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
         return {p: Committed(0, start) for p, (start, _) in ranges.items()}
 
     def patch(name: str, function: Any) -> None:
-        modules = (promotion, promotion_groups, failover_module, promotion_steps, promotion_view, damage_module, owners)
-        for module in modules:
+        steps = (promotion_groups, promotion_steps, continued, promotion_view)
+        for module in (promotion, failover_module, *steps, damage_module, owners):
             if name in vars(module):
                 monkeypatch.setattr(module, name, function)
 
@@ -268,6 +272,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> World:
     respond("partitions_on_target", lambda: list(found.partitions))
     patch("look", look)
     patch("list_led_offsets", leaders)
+    patch("before_markers", before_markers)
     respond("compare_ends", lambda: found.compared)
     respond("find_held", list)
     monkeypatch.setattr(left_behind, "count_committed", count_none)

@@ -123,6 +123,7 @@ async def find_damage(
     With translated offsets: those whose map is no longer true.
     """
     damaged = _missing_partitions(of, control, there)
+    damaged |= {p: Damage(text, control.adopted.get(p, 0)) for p, text in of.unlike.items() if p in copied}
     if of.is_translated:
         found = await contradicted(None, of.target, of.name, control, list(copied))
         ids = await read_ids(None, of.target, {p.topic for p in found})
@@ -134,7 +135,7 @@ async def find_damage(
         damaged |= {p: Damage(text_of(error), 0 if p in anew else None) for p, error in found.items()}
         return dict(sorted(damaged.items()))
     if control.producer_ids:
-        led = {p: end for p, end in copied.items() if not is_heartbeats(of.topics, p.topic)}
+        led = {p: end for p, end in copied.items() if p not in damaged and not is_heartbeats(of.topics, p.topic)}
         ids = await read_ids(None, of.target, {p.topic for p in led})
         for p, log in (await _seen_logs(of.target, of.name, control, led, ids)).items():
             if (damage := damage_of(of.name, control, p, ids.get(p.topic, TopicIds()), log)) is not None:

@@ -229,6 +229,7 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
             losses=await losses_of(target, link),
             damaged=(
                 *map_damage(of),
+                *of.unlike.values(),
                 *ready.lost,
                 *(text for p, text in ready.differing.items() if p not in owners.left),
             ),

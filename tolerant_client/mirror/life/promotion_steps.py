@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,7 @@ from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.errors import LinkPromotedError, OptionError, text_of
 from tolerant_client.mirror.engine.circles import links_into
+from tolerant_client.mirror.life.continued import with_continued
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
 from tolerant_client.mirror.life.left_behind import promoted_before
 from tolerant_client.mirror.life.lens import PartitionLag
@@ -118,19 +119,6 @@ async def control_to_promote(target: Cluster, link: str, *, may_be_forgotten: bo
     return control
 
 
-def never_started(
-    link: str, unlike: Sequence[TopicPartition], ends: Mapping[TopicPartition, int], control: LinkControl
-) -> str:
-    """Why a link that was only prepared is not promoted.  Pure."""
-    first = unlike[0]
-    return (
-        f"No mirror of link {link} has started since take-over or failback prepared it, so nothing of it writes to the target, and it has"
-        f" copied nothing. Its copies would be fenced at wrong offsets: it is to continue {names(unlike)} at offset"
-        f" {control.adopted[first]:,} of the source, and the target's log ends at {ends[first]:,}. Start its mirror, and run this again;"
-        " if the source is gone for good, applications may use the target as it is, and the link must never be started"
-    )
-
-
 async def promoted_link(
     target: Cluster,
     link: str,
@@ -144,20 +132,10 @@ async def promoted_link(
 ) -> PromotedLink:
     """The link, with the evidence of who owns these partitions, which its topics match; the target has some of them `alone`.
 
-    Raises OptionError for one that was prepared only, and whose target's logs do not end where it is to continue; and for one that has
-    copied nothing, of topics that another link has copied.
+    Raises OptionError for one that was prepared only (continued.py), and for one that has copied nothing, of topics that another link
+    has copied.
     """
     is_translated, lost = await has_map(target, link, control), await lost_map(target, link, control)
-    if control.is_prepared and not is_translated:
-        ends, left_out = await list_led_offsets(target, dict.fromkeys(control.adopted, LATEST))
-        if unlike := sorted(p for p, end in ends.items() if end != control.adopted[p]):
-            raise OptionError(never_started(link, unlike, ends, control))
-        there = await target.partitions({p.topic for p in left_out})
-        if unknown := sorted(p for p in left_out if p.partition in there.get(p.topic, ())):
-            raise OptionError(
-                f"No mirror of link {link} has started since take-over or failback prepared it, and whether the target's logs end where it"
-                f" is to continue is unknown: {names(unknown)} ({left_out[unknown[0]]}). Start a broker that leads them, then run this again"
-            )
     evidence = await find_evidence(target, link, control, partitions, mapped.names, is_translated=is_translated)
     if is_translated:
         unclaimed = [p for p in partitions if p not in control.adopted]
@@ -175,7 +153,8 @@ async def promoted_link(
     beyond = Carried(
         found.partitions.difference(partitions), {p: w for p, w in found.unknown.items() if p not in partitions}
     )
-    return PromotedLink(link, target, topics, is_translated, lost, beyond, mapped, evidence, of_file)
+    of = PromotedLink(link, target, topics, is_translated, lost, beyond, mapped, evidence, of_file)
+    return await with_continued(of, control, patience_ms=LEADERS_MS)
 
 
 def of_another(link: str, elsewhere: Mapping[TopicPartition, str]) -> str:
@@ -216,12 +195,14 @@ def unshown(of: PromotedLink, back: str = "") -> str:
 
 
 async def without_leader(of: PromotedLink, partitions: Collection[TopicPartition]) -> dict[TopicPartition, str]:
-    """Partitions of the target without a leader, and why; also those whose partition of the offset map has none or is unread."""
+    """Partitions of the target without a leader, and why; also those whose partition of the offset map has none or is unread.
+
+    One that had none when it was to be checked (continued.py) counts as one of them.
+    """
     maps = {p: map_partition(of.name, p) for p in partitions} if of.is_translated and not of.lost_map else {}
-    asked = dict.fromkeys([*partitions, *maps.values()], LATEST)
-    if not asked:
-        return {}
-    left_out = {**of.mapped.unread, **(await list_led_offsets(of.target, asked, patience_ms=LEADERS_MS)).left_out}
+    asked = [p for p in (*partitions, *maps.values()) if p not in of.unseen]
+    led = await list_led_offsets(of.target, dict.fromkeys(asked, LATEST), patience_ms=LEADERS_MS)
+    left_out = {**of.mapped.unread, **led.left_out, **of.unseen}
     return {p: left_out.get(p) or left_out[maps[p]] for p in partitions if p in left_out or maps.get(p) in left_out}
 
 
@@ -296,6 +277,8 @@ async def fence_own(
         require_same_promotion(of, await read_control(of.target, of.name), control)
 
     fences = await fence_identical(of.target, of.name, of.knowing(control), own, require_promotion) if own else {}
+    for p in of.unlike.keys() & fences.keys():
+        fences[p] = fences[p]._replace(copied_until=min(fences[p].copied_until, known.adopted[p]))
     nobodys = [p for p in partitions if not (p in owners.own or p in owners.left or p in control.begun)]
     ends = (await list_led_offsets(of.target, dict.fromkeys(nobodys, LATEST))).offsets if nobodys else {}
     written = {p: _WRITTEN_MEANWHILE for p, end in ends.items() if end}

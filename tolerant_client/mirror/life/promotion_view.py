@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import kafka.errors as Errors
 from kafka.structs import TopicPartition
@@ -32,6 +32,8 @@ class PromotedLink:
     """The link that is promoted; `of_file` are the topics of its file, if one is given.
 
     `beside` are topics of the target alone that it has not begun (LinkView): a process of it that is about to is fenced, no more.
+    If it has not run since it was prepared, logs `unseen` had no leader when they were checked, and why, and those that are `unlike` do
+    not end where it was to continue, in words.
     """
 
     name: str
@@ -45,6 +47,8 @@ class PromotedLink:
     of_file: LinkTopics | None = None
     source_id: str | None = None  # None if the source is not asked
     beside: frozenset[TopicPartition] = frozenset()
+    unseen: Mapping[TopicPartition, str] = field(default_factory=dict)
+    unlike: Mapping[TopicPartition, str] = field(default_factory=dict)
 
     def owners(self, control: LinkControl, partitions: Collection[TopicPartition]) -> Owners:
         """Who owns these partitions, by what the link's control says now."""

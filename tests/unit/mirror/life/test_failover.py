@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 from kafka.structs import TopicPartition
 
 from support.promotion_world import CLICKS, ORDERS, P, Q, World, ends
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.errors import OffsetMapError
+from tolerant_client.mirror.life import continued, promotion, promotion_steps, promotion_view
 from tolerant_client.mirror.life import failover as failover_module
-from tolerant_client.mirror.life import promotion_steps, promotion_view
 from tolerant_client.mirror.life.damage import SeenLog
-from tolerant_client.mirror.life.promotion_report import PromotedPartition, failover_warnings
+from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, failover_warnings
 from tolerant_client.mirror.state import link_topics
 from tolerant_client.mirror.state.carriers import Carried
 from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
@@ -180,6 +182,47 @@ def test_a_failover_fences_what_has_a_leader_and_later_the_rest_alone(world: Wor
     report = world.failover()
     assert report.is_done and report.exit_code == 0 and world.done == ["fenced but some", "fence 1", "fenced"]
     assert world.control.is_fenced and not world.control.unfenced and world.control.copied_until == {P: 10, Q: 10}
+
+
+@pytest.mark.parametrize(
+    ("command", "adopted", "until", "said"),
+    [
+        ("failover", 10, 10, ""),
+        ("failover", 8, 8, "ends at offset 10, and .* was to continue it at 8: others have written there since"),
+        ("failover", 12, 10, "was to continue it at 12: it has lost records"),
+        ("promote", 10, 10, ""),
+        ("promote", 8, 8, "was to continue it at 8: others have written there since"),
+    ],
+)
+def test_what_a_link_that_was_prepared_is_to_continue_delays_no_other_and_is_not_fenced_unseen(
+    world: World, monkeypatch: pytest.MonkeyPatch, command: str, adopted: int, until: int, said: str
+) -> None:
+    before = PromotionReport("promote", "dr", True, False, ())  # of what was fenced before
+    monkeypatch.setattr(promotion, "promoted_before", AsyncMock(return_value=before))
+    world.ends, world.partitions, world.leaderless = ends(10, 10, 10), (P, Q), (Q,)
+    world.control = LinkControl(topics=ORDERS.to_json(), source_cluster_id="A", adopted={P: 10, Q: adopted})
+    report = world.failover()
+    assert world.done == ["promoted", "fence", "fenced but some"] and not report.damaged
+    assert report.exit_code == 3 and "orders-1" in report.blockers[0] and world.control.copied_until == {P: 10}
+    world.done.clear()
+    again = world.failover()
+    assert not world.done and not again.is_done and not again.damaged, "it has no leader yet"
+    world.leaderless = ()
+    report = getattr(world, command)()
+    assert report.is_done and "fence 1" in world.done and world.control.copied_until == {P: 10, Q: until}
+    assert len(report.damaged) == bool(said) and re.search(said, "".join(report.damaged))
+
+
+def test_what_had_no_leader_when_it_was_to_be_checked_is_left_though_it_has_one_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, world.on_target = LinkTopics.of("orders|clicks"), ("orders", "clicks")
+    world.ends, world.partitions = ends(10, None, None), (P, CLICKS)
+    world.control = LinkControl(topics=both.to_json(), source_cluster_id="A", adopted={P: 10, CLICKS: 10})
+    led = AsyncMock(return_value=LedOffsets({P: 10}, {CLICKS: "it has no leader"}))
+    monkeypatch.setattr(continued, "list_led_offsets", led)
+    report = world.failover(topics=both)
+    assert report.exit_code == 3 and world.done[1] == "fence" and world.control.unfenced == {CLICKS}
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
