@@ -813,6 +813,33 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
         assert told() == ({}, {}), "nobody's copy any more"
 
 
+@pytest.mark.parametrize("is_identical", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "now", "refused"),
+    [
+        (
+            {},
+            "t",
+            "orders of this target is the copy of link eu, which was promoted: .* failback with source and target",
+        ),
+        ({}, "another", ""),  # nobody's copy any more
+        ({"is_fenced": False, "unfenced": frozenset({TopicPartition("clicks", 0)})}, "t", "which was promoted"),
+    ],
+)
+@pytest.mark.usefixtures("keepers")
+def test_what_a_link_was_promoted_with_before_it_ran_is_its_promoted_copy(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], now: str, refused: str, is_identical: bool
+) -> None:
+    """It was prepared to continue it, and has begun nothing."""
+    respond_with_maps(monkeypatch, AsyncMock(return_value=NO_MAP))
+    monkeypatch.setattr(promoted_copies, "topic_ids", AsyncMock(return_value={"orders": now}))
+    moved = {"orders": MovedTopic(5, "t")}
+    eu = written("orders|clicks", is_promotion_begun=True, is_fenced=True, adopted={P: 9}, primary_since=moved)
+    keeper = Keeper((b"eu", encode_control(replace(eu, **changes), 1)))
+    told = outcome(look_for_others(cast(Cluster, keeper), "dr", ["orders"], is_identical=is_identical)).refused
+    assert (not told) == (not refused) and re.search(refused, told.get("orders", ""))
+
+
 @pytest.mark.usefixtures("keepers")
 @pytest.mark.parametrize(
     ("theirs", "ours", "refused", "is_known"),
