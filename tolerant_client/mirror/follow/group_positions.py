@@ -3,8 +3,8 @@
 Laws:
 - With identical offsets an offset is the same number; with translated ones the offset map gives it.  Either is limited to
   the target's log, [log start, log end].  If the log end limits it (`is_behind`), a later round moves it further.
-- If a group's next records were copied by another mirror before the link took over, their position on the target is
-  unknown: the group is left where it is there.  So it is where the offset map is of a topic that is there no more (former_topics.py).
+- If a group's next records were copied by another mirror before the link took over, or the map has lost its row of them, their position
+  on the target is unknown: the group is left where it is there.  So it is where the offset map is of a topic that is there no more (former_topics.py).
 
 Consumers that assign their partitions by hand are not seen: to brokers their group is empty.  Share and streams groups
 (KIP-932, KIP-1071) and those of Connect workers are left out, as MirrorMaker 2 does.
@@ -38,7 +38,7 @@ from tolerant_client.mirror.follow.skipped import Left
 from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.map_rows import read_maps
 from tolerant_client.mirror.state.map_topic import require_map_topic
-from tolerant_client.mirror.state.offset_map import OffsetMap, Place
+from tolerant_client.mirror.state.offset_map import Place, Translation
 from tolerant_client.mirror.state.topic_filter import OWN_TOPICS, LinkTopics, TopicFilter
 
 OWN_GROUPS = (OWN_TOPICS, DECISION_GROUPS)  # offsets of groups with these prefixes are no positions in a log
@@ -47,6 +47,11 @@ _BEFORE_TAKEOVER = (
     "its offset on the source is {}, which another mirror copied before the link took over, so its offset on the target is"
     " unknown; it is moved once its offset is one that the link has copied"
 )
+_LOST_ROW = (
+    "its offset on the source is {}, of which the link's offset map has lost what it said (unclean election, or a power failure), so its"
+    " offset on the target is unknown; it is moved once its offset is one that the map knows"
+)
+_UNKNOWN = {Place.BEFORE_TAKEOVER: _BEFORE_TAKEOVER, Place.LOST_ROW: _LOST_ROW}
 _STOPPED = "the mirror copies nothing there now, and reports why by partition"
 Offsets = Mapping[str, Mapping[TopicPartition, CommittedOffset]]  # by group; partitions have the target's names
 Missing = Mapping[TopicPartition, tuple[str, str]]  # a reason of Left, and why
@@ -71,17 +76,17 @@ class GroupPosition(NamedTuple):
 class TargetLog(NamedTuple):
     """The target's log of a partition, half-open.
 
-    `translate` maps offsets of the source to the target's offset and whether records before it are missing; None: the offsets
-    are the same.  Offsets that cannot be translated are absent.
+    `translate` has the translation of each offset of the source; None: the offsets are the same.
     """
 
     start: int
     end: int
-    translate: Mapping[int, tuple[int, bool]] | None = None
+    translate: Mapping[int, Translation] | None = None
 
-    def knows(self, offset: int) -> bool:
-        """Whether the target's offset for an offset of the source is known."""
-        return self.translate is None or offset in self.translate
+    def unknown(self, offset: int) -> Place | None:
+        """Why the target's offset for an offset of the source is unknown; None if it is known."""
+        place = Place.RECORD if self.translate is None else self.translate[offset].place
+        return None if place.is_known else place
 
 
 @dataclass(frozen=True)
@@ -188,8 +193,8 @@ def place_groups(
         for place, offset in by_partition.items():
             if place in missing:
                 waiting.setdefault(place, []).append(group)
-            elif not logs[place].knows(offset.offset):
-                left.append(Left(place_name(group, place), "before-takeover", _BEFORE_TAKEOVER.format(offset.offset)))
+            elif (unknown := logs[place].unknown(offset.offset)) is not None:
+                left.append(Left(place_name(group, place), unknown.value, _UNKNOWN[unknown].format(offset.offset)))
             else:
                 positions.append(position_of(group, place, offset, logs[place]))
     for position in positions:
@@ -206,7 +211,8 @@ def position_of(group: str, partition: TopicPartition, committed: CommittedOffse
     """The position on the target for a group's committed offset on the source.  Pure."""
     wanted, is_behind = committed.offset, committed.offset > log.end
     if log.translate is not None:
-        wanted, is_behind = log.translate[committed.offset]
+        found = log.translate[committed.offset]
+        wanted, is_behind = found.translated, found.place is Place.NOT_COPIED
     offset = max(log.start, min(wanted, log.end))
     return GroupPosition(group, partition, committed.offset, offset, committed.metadata, is_behind, wanted < log.start)
 
@@ -280,14 +286,8 @@ async def _target_logs(
         if place not in maps:
             missing[place] = ("not-copied", f"the map of link {link} has no row of it: nothing of it is copied yet")
             continue
-        logs[place] = TargetLog(starts[place], ends[place], _translated(maps[place], wanted[place]))
+        logs[place] = TargetLog(starts[place], ends[place], {o: maps[place].translate(o) for o in wanted[place]})
     return logs, missing
-
-
-def _translated(offset_map: OffsetMap, offsets: Iterable[int]) -> dict[int, tuple[int, bool]]:
-    found = {offset: offset_map.translate(offset) for offset in offsets}
-    known = {offset: t for offset, t in found.items() if t.place is not Place.BEFORE_TAKEOVER}
-    return {offset: (t.translated, t.place is Place.NOT_COPIED) for offset, t in known.items()}
 
 
 def place_name(group: str, partition: TopicPartition) -> str:

@@ -51,7 +51,8 @@ class GroupsReport:
     `latency_ms` is the time from reading the source's offsets until the target's are written.
     `left` reasons: "none" (no group at all), "leaderless" (a partition of __consumer_offsets, or of the topic), "type",
     "no-topic", "members" (in use on the target), "ahead" (further on the target), "not-copied" (no row in the map),
-    "before-takeover" (another mirror has copied its next records), "former-topic" (the map is of one that is there no more),
+    "before-takeover" (another mirror has copied its next records), "lost-row" (the map has lost what it said of them),
+    "former-topic" (the map is of one that is there no more),
     "deleted" (moved, but to the target's log start), "stopped" (by the mirror), "over" (not moved, since the link was promoted
     before), "error".
     """

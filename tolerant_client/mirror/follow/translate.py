@@ -49,7 +49,7 @@ class TranslatedOffset(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Whether the target's offset is known."""
-        return self.found is not None and self.found.place not in (Place.BEFORE_TAKEOVER, Place.FORMER_TOPIC)
+        return self.found is not None and self.found.place.is_known
 
     @property
     def is_exact(self) -> bool:

@@ -53,23 +53,30 @@ _FIRST_LOOK: Final = 2_000  # offsets before the end that are read first for the
 _TOMBSTONES: Final = 1_000  # in one batch
 
 
+class LastRow(NamedTuple):
+    """The newest committed row of a source partition, if it has one, and the producer id of a transaction with rows that is not over."""
+
+    row: MapRow | None = None
+    writer: int | None = None
+
+
 async def read_last_rows(
     target: Cluster, link: str, partitions: Iterable[TopicPartition], control: LinkControl
-) -> dict[TopicPartition, MapRow]:
-    """The newest committed row of each source partition that has one, to resume there.
+) -> dict[TopicPartition, LastRow]:
+    """What the map says last of each source partition of which it says something, to resume there.
 
     Raises TargetDivergedError if the map is lost, LinkPromotedError if it says that the link is over.
     """
     parts = _by_map_partition(link, partitions)
     try:
-        rows = await _newest_rows(target, link, parts)
+        rows, writers = await _newest_rows(target, link, parts)
     except Errors.KafkaError:
         await require_same_map(target, link, control, parts)
         raise
     await require_same_map(target, link, control, parts)
     last = rows.pop(LAST, None)
     require_not_last(target, link, control, -1 if last is None else last.key.number)
-    return rows
+    return {p: LastRow(rows.get(p), writers.get(p)) for p in rows.keys() | writers.keys()}
 
 
 def require_not_last(target: Cluster, link: str, control: LinkControl, last: int) -> None:
@@ -102,38 +109,52 @@ async def say_over(target: Cluster, link: str, generation: int, *, patience_ms: 
 
 async def _newest_rows(
     target: Cluster, link: str, parts: Mapping[TopicPartition, set[TopicPartition]]
-) -> dict[TopicPartition, MapRow]:
-    """The newest row of each of the partitions of these parts of the map that has one, and the newest LAST row of the parts."""
-    topic, found = map_of(target, link), dict[TopicPartition, MapRow]()
+) -> tuple[dict[TopicPartition, MapRow], dict[TopicPartition, int]]:
+    """The newest row of each of the partitions of these parts of the map that has one, and the newest LAST row of the parts.
+
+    Also who has a transaction with further rows of some of the partitions that is not over (CommittedRows.writers).
+    """
+    topic, found, writers = map_of(target, link), dict[TopicPartition, MapRow](), dict[TopicPartition, int]()
     for there, wanted in parts.items():
         start, end = await topic.start(there.partition), await topic.end(there.partition)
-        found = _joined(found, await _newest_of(topic, there.partition, start, end, wanted))
-    return found
+        rows, more = await _newest_of(topic, there.partition, start, end, wanted)
+        found = _joined(found, rows)
+        writers |= {p: producer_id for p, producer_id in more.items() if p in wanted}
+    return found, writers
 
 
 async def _newest_of(
     topic: StateTopic, number: int, start: int, end: int, wanted: set[TopicPartition] | None
-) -> dict[TopicPartition, MapRow]:
+) -> tuple[dict[TopicPartition, MapRow], dict[TopicPartition, int]]:
     """The newest rows in one part of a map: all, or those `wanted`, and LAST, for which it reads no more than it takes.
 
-    It reads ever larger pieces before the end, where LAST is, and the rows of what was copied lately.
+    It reads ever larger pieces before the end, where LAST is, and the rows of what was copied lately.  Also who has a
+    transaction with further rows that is not over.
     """
     size, found = end - start if wanted is None else _FIRST_LOOK, dict[TopicPartition, MapRow]()
     while True:
         from_offset = max(start, end - size)
-        async for key, row in _rows(topic, number, from_offset, end):
+        committed = CommittedRows(f"{topic.name}-{number}")
+        async for key, row in _rows(topic, number, from_offset, end, committed):
             if row is not None and (wanted is None or key.partition in wanted or key.partition == LAST):
                 found[key.partition] = row  # the last one wins: rows are written in the order of their numbers
         if from_offset == start or wanted is not None and wanted <= found.keys():
-            return found
+            return found, committed.writers
         size *= 8
 
 
 async def last_rows(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, MapRow]:
+    """As last_told, only the rows."""
+    return {p: last.row for p, last in (await last_told(target, link, partitions)).items() if last.row is not None}
+
+
+async def last_told(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LastRow]:
     """As read_last_rows, but without checking whose map the topic is, and of a link that is over, too; empty without a map."""
     parts = _by_map_partition(link, partitions)
-    rows = await _newest_rows(target, link, parts) if await map_of(target, link).exists() else {}
-    return {p: row for p, row in rows.items() if p != LAST}
+    if not await map_of(target, link).exists():
+        return {}
+    rows, writers = await _newest_rows(target, link, parts)
+    return {p: LastRow(rows.get(p), writers.get(p)) for p in (rows.keys() | writers.keys()) - {LAST}}
 
 
 async def copied_until(target: Cluster, link: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -245,7 +266,7 @@ async def mapped_topics(
         end, wanted = ends[partition], parts[partition]
         if wanted is not None and partition in read_before:
             return await read_before[partition].newest(end, {*wanted, LAST})
-        return await _newest_of(topic, partition.partition, starts[partition], end, wanted)
+        return (await _newest_of(topic, partition.partition, starts[partition], end, wanted))[0]
 
     reads = {p: target.net.call_soon_with_future(read, p) for p in starts}
     for partition, reading in reads.items():
@@ -326,10 +347,14 @@ def _by_map_partition(link: str, partitions: Iterable[TopicPartition]) -> dict[T
 
 
 async def _rows(
-    topic: StateTopic, number: int, start: int | None = None, end: int | None = None
+    topic: StateTopic,
+    number: int,
+    start: int | None = None,
+    end: int | None = None,
+    committed: CommittedRows | None = None,
 ) -> AsyncIterator[tuple[RowKey, MapRow | None]]:
-    """The committed rows of a map partition in the order of its log; all of them, or those between two offsets."""
-    committed = CommittedRows(f"{topic.name}-{number}")
+    """The `committed` rows of a map partition in the order of its log; all of them, or those between two offsets."""
+    committed = committed or CommittedRows(f"{topic.name}-{number}")
     start = await topic.start(number) if start is None else start
     end = await topic.end(number) if end is None else end
     async for header, batch in topic.batches(start, end, number):

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import bisect
 import enum
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -243,6 +244,11 @@ class CommittedRows:
             yield from map(self._read, decode_records(batch))
 
     @property
+    def writers(self) -> dict[TopicPartition, int]:
+        """Who writes rows of these partitions in transactions that are not over: a producer id each."""
+        return {key.partition: producer_id for producer_id, rows in self._open.items() for key, _ in rows}
+
+    @property
     def undecided(self) -> dict[TopicPartition, MapRow]:
         """The newest rows of transactions that are not over: they may be committed yet."""
         return {key.partition: row for rows in self._open.values() for key, row in rows if row is not None}
@@ -267,7 +273,13 @@ class Place(str, enum.Enum):
     NOT_COPIED = "not-copied"  # records before it are not on the target yet: the end of the copied ones
     DELETED = "deleted"  # the target's retention has deleted it: the oldest record that the map knows
     BEFORE_TAKEOVER = "before-takeover"  # another mirror has copied it: its offset is unknown
+    LOST_ROW = "lost-row"  # the map has lost what it said of it: its offset is unknown
     FORMER_TOPIC = "former-topic"  # the map is of a topic, or a log, that is there no more
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is an offset."""
+        return self not in (Place.BEFORE_TAKEOVER, Place.LOST_ROW, Place.FORMER_TOPIC)
 
 
 class Translation(NamedTuple):
@@ -290,7 +302,7 @@ class OffsetMap:
     present log is copied: then nothing can be translated.
 
     Another mirror may have copied source offsets before `taken_over` for which the map has no run: such an offset has no
-    translation, for the next run may be far after its record.
+    translation, for the next run may be far after its record.  Nor have those between two runs of which the map has lost rows.
     """
 
     def __init__(self, rows: Iterable[MapRow], taken_over: int = 0) -> None:
@@ -309,6 +321,7 @@ class OffsetMap:
         self.target_until = newest.target_until
         ordered = [row for row in known if row.is_kept and not is_another(row.ids[0], newest.ids[0])]
         self.runs = self._joined(ordered, newest.position)
+        self._lost = sorted(row.runs[0].source for row in _after_lost_rows(ordered))  # the ends of what is not known
         # Older rows were deleted, unless the row before is of a former topic.
         first = ordered[0].key.number if ordered else 0
         self._is_cut = first > 0 and first - 1 not in (row.key.number for row in known)
@@ -342,9 +355,12 @@ class OffsetMap:
             )
         if offset < self._taken_over or self.runs[-1].source < self._taken_over:
             return Translation(offset, -1, Place.BEFORE_TAKEOVER, self.position)
-        if at + 1 < len(self.runs):
+        following = self.runs[at + 1] if at + 1 < len(self.runs) else None
+        if self._is_lost(offset, following):
+            return Translation(offset, -1, Place.LOST_ROW, self.position)
+        if following is not None:
             place = Place.DELETED if at < 0 and self._is_cut else Place.NEXT
-            return Translation(offset, self.runs[at + 1].target, place, self.position)
+            return Translation(offset, following.target, place, self.position)
         place = Place.END if offset <= self.position else Place.NOT_COPIED
         return Translation(offset, self.target_until, place, self.position)
 
@@ -357,10 +373,29 @@ class OffsetMap:
             )
         if self._taken_over and (at < 0 or self.runs[at].source < self._taken_over):
             return Translation(offset, -1, Place.BEFORE_TAKEOVER, self.position)
-        if at + 1 < len(self.runs):
+        following = self.runs[at + 1] if at + 1 < len(self.runs) else None
+        if self._is_lost(self.runs[at].source_until if at >= 0 else -1, following):
+            return Translation(offset, -1, Place.LOST_ROW, self.position)
+        if following is not None:
             place = Place.DELETED if at < 0 and self._is_cut else Place.NEXT
-            return Translation(offset, self.runs[at + 1].source, place, self.position)
+            return Translation(offset, following.source, place, self.position)
         return Translation(offset, self.runs[-1].source_until, Place.END, self.position)
+
+    def _is_lost(self, offset: int, following: Run | None) -> bool:
+        """Whether rows are lost that tell of records between a source offset and the run after it, or the end."""
+        at = bisect.bisect_right(self._lost, offset)
+        return at < len(self._lost) and (following is None or self._lost[at] <= following.source)
+
+
+def _after_lost_rows(rows: Iterable[MapRow]) -> Iterator[MapRow]:
+    """Those of a partition's rows, in their order, before which rows are missing, or the end of one (Law C).
+
+    Without a loss the next row begins where a new log does, which no row reaches beyond (Law D), or after a full one.
+    """
+    for before, row in itertools.pairwise(rows):
+        is_short = len(before.runs) < RUNS_PER_ROW and row.runs[0].source > before.position
+        if is_short or row.key.number > before.key.number + 1:
+            yield row
 
 
 def _cut(runs: list[Run], source: int) -> None:

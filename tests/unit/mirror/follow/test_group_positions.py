@@ -22,8 +22,12 @@ from tolerant_client.mirror.follow.group_positions import (
     read_positions,
 )
 from tolerant_client.mirror.life import promotion_view
-from tolerant_client.mirror.state.offset_map import MapRow, OffsetMap, RowKey, Run
+from tolerant_client.mirror.state.offset_map import MapRow, OffsetMap, Place, RowKey, Run, Translation
 from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
+
+
+def translated(end: int, offset: int, found: int, place: Place = Place.RECORD, start: int = 0) -> TargetLog:
+    return TargetLog(start, end, {offset: Translation(offset, found, place, 0)})
 
 
 @pytest.mark.parametrize(
@@ -35,10 +39,10 @@ from tolerant_client.mirror.state.topic_filter import LinkTopics, TopicFilter
         (5, TargetLog(40, 100), 40, False),  # deleted by the target's retention
         (0, TargetLog(0, 0), 0, False),
         (7, TargetLog(0, 0), 0, True),
-        (900, TargetLog(0, 100, {900: (45, False)}), 45, False),  # translated
-        (999, TargetLog(0, 100, {999: (100, True)}), 100, True),
-        (1, TargetLog(40, 100, {1: (12, False)}), 40, False),
-        (900, TargetLog(0, 30, {900: (45, False)}), 30, False),
+        (900, translated(100, 900, 45), 45, False),
+        (999, translated(100, 999, 100, Place.NOT_COPIED), 100, True),
+        (1, translated(100, 1, 12, start=40), 40, False),
+        (900, translated(30, 900, 45), 30, False),
     ],
 )
 def test_an_offset_is_kept_within_what_the_target_has(
@@ -50,15 +54,23 @@ def test_an_offset_is_kept_within_what_the_target_has(
     )
 
 
-def test_a_group_at_what_another_mirror_has_copied_stays_where_it_is() -> None:
-    """1. MirrorMaker 2 copies source offsets up to 200, 2. the link takes over, 3. groups stand before and behind that."""
-
-    row = MapRow(RowKey(PLACE, 0), "A.orders", ("", ""), 210, 0, (Run(200, 61, 10),))
-    log = TargetLog(0, 80, group_positions._translated(OffsetMap([row], 200), [150, 203]))
-    wanted = {"old": {PLACE: CommittedOffset(150, "")}, "new": {PLACE: CommittedOffset(203, "")}}
-    positions, (left,) = place_groups(wanted, {PLACE: log}, {})
+def test_a_group_stays_where_it_is_if_nobody_knows_where_its_next_records_are() -> None:
+    """1. MirrorMaker 2 copies source offsets up to 200, 2. the link takes over, 3. the map loses its row of those from 210 to 220."""
+    rows = [
+        MapRow(RowKey(PLACE, 0), "A.orders", ("", ""), 210, 0, (Run(200, 61, 10),)),
+        MapRow(RowKey(PLACE, 1), "A.orders", ("", ""), 230, 0, (Run(220, 91, 10),)),
+    ]
+    offset_map = OffsetMap(rows, 200)
+    offsets = {"old": 150, "new": 203, "lost": 210}
+    log = TargetLog(0, 101, {offset: offset_map.translate(offset) for offset in offsets.values()})
+    wanted = {group: {PLACE: CommittedOffset(offset, "")} for group, offset in offsets.items()}
+    positions, left = place_groups(wanted, {PLACE: log}, {})
     assert [(p.group, p.offset) for p in positions] == [("new", 64)]
-    assert (left.name, left.reason) == ("group old, A.orders-3", "before-takeover") and "150" in left.why
+    assert [(one.name, one.reason) for one in left] == [
+        ("group old, A.orders-3", "before-takeover"),
+        ("group lost, A.orders-3", "lost-row"),
+    ]
+    assert "150" in left[0].why and "210, of which the link's offset map has lost" in left[1].why
 
 
 def test_groups_whose_offsets_are_no_positions_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

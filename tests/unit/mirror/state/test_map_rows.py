@@ -23,6 +23,7 @@ from tolerant_client.mirror.state import map_rows
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_rows import (
     NO_MAP,
+    LastRow,
     MappedTopics,
     last_rows,
     mapped_topics,
@@ -32,7 +33,7 @@ from tolerant_client.mirror.state.map_rows import (
     say_over,
 )
 from tolerant_client.mirror.state.map_topic import map_topic
-from tolerant_client.mirror.state.offset_map import LAST, MapRow, RowKey, Run, last_of
+from tolerant_client.mirror.state.offset_map import LAST, CommittedRows, MapRow, RowKey, Run, last_of
 from tolerant_client.records.record_batch import Record
 
 P, Q = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -73,7 +74,7 @@ def test_what_a_map_calls_over_is_resumed_by_nobody_and_hides_nothing_of_what_wa
         ):
             asyncio.run(reading)
     else:
-        assert asyncio.run(reading) == {P: row}
+        assert asyncio.run(reading) == {P: LastRow(row)}
     assert asyncio.run(last_rows(target, "dr", [P])) == {P: row}
     assert asyncio.run(read_maps(target, "dr")).keys() == {P}
     with closing(NetworkSelector()) as net:
@@ -137,16 +138,19 @@ def test_of_a_map_no_more_is_read_than_it_takes_for_the_rows_in_question_and_the
     log.append(last_of(0))
     read: list[int] = []
 
-    async def rows(_: Any, __: int, start: int, end: int) -> Any:
+    async def rows(_: Any, __: int, start: int, end: int, committed: CommittedRows) -> Any:
+        committed.__dict__["_open"] = {7: [(log[1].key, log[1])]}
         read.append(end - start)
         for found in log[start:end]:
             yield found.key, found
 
     def newest(*wanted: TopicPartition) -> dict[TopicPartition, MapRow]:
         read.clear()
-        topic: Any = None
+        topic: Any = SimpleNamespace(name="map")
         chosen = set(wanted) if wanted else None
-        return asyncio.run(map_rows._newest_of(topic, 0, 0, len(log), chosen))
+        found, writers = asyncio.run(map_rows._newest_of(topic, 0, 0, len(log), chosen))
+        assert writers == {P: 7}
+        return found
 
     monkeypatch.setattr(map_rows, "_rows", rows)
     assert newest(P) == {P: log[-2], LAST: log[-1]} and read == [2_000]

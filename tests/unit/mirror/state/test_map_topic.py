@@ -99,7 +99,7 @@ def test_a_map_that_was_trimmed_has_lost_rows_and_those_that_are_left_are_true(m
     assert why is not None and "partition 3 now starts at offset 12, partition 5 now starts at offset 7" in why
     assert "Setting cleanup.policy right brings no row back. To copy all again, delete that topic" in why
     part = map_partition("dr", P)
-    monkeypatch.setattr(map_rows, "_newest_rows", AsyncMock(return_value={}))
+    monkeypatch.setattr(map_rows, "_newest_rows", AsyncMock(return_value=({}, {})))
     for number in (part.partition, 5):
         target = target_with(monkeypatch, OURS, trimmed={number: 12})
         reading = read_last_rows(target, "dr", [P], KNOWN)  # asks the leader of its own part alone
@@ -189,7 +189,7 @@ def test_a_lost_map_is_not_made_anew_and_says_of_nothing_that_it_was_not_copied(
     target = target_with(monkeypatch, topic_id, exists)
     made = AsyncMock()
     monkeypatch.setattr(map_topic_module.StateTopic, "ensure", made)
-    monkeypatch.setattr(map_rows, "_newest_rows", AsyncMock(return_value={}))
+    monkeypatch.setattr(map_rows, "_newest_rows", AsyncMock(return_value=({}, {})))
     monkeypatch.setattr(map_rows, "read_control", AsyncMock(return_value=KNOWN))
     with pytest.raises(TargetDivergedError, match="copies nothing twice"):
         asyncio.run(ensure_map_topic(target, "dr", KNOWN))
@@ -209,7 +209,7 @@ def test_a_lost_map_is_not_made_anew_and_says_of_nothing_that_it_was_not_copied(
 def test_a_partition_that_takes_over_again_looks_whether_it_read_the_map_of_its_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(map_rows, "_newest_rows", AsyncMock(return_value={}))
+    monkeypatch.setattr(map_rows, "_newest_rows", AsyncMock(return_value=({}, {})))
     target = cast(Any, target_with(monkeypatch, OTHER))
     watch = ControlWatch(target, "dr")
     reads = SharedReads(Mock(spec=Cluster), target, watch, lambda: 0.0)

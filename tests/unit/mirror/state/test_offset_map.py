@@ -213,6 +213,46 @@ def test_a_log_that_was_cut_has_its_new_records_from_the_cut_on() -> None:
     assert known.source_of(470)[1:3] == (60, Place.NEXT), "the source no longer has what lies there"
 
 
+@pytest.mark.parametrize("lost", range(2 * RUNS_PER_ROW + 5))
+def test_what_a_lost_version_of_a_row_told_of_has_no_translation(lost: int) -> None:
+    """The part of the map loses the transactions from `lost` on, and the writer goes on with the next row, by what it knows."""
+    runs = [Run(3 * at, 500 + 2 * at, 1) for at in range(3 * RUNS_PER_ROW)]
+    versions = [rows_of([[run] for run in runs[:until]]) for until in range(1, len(runs) + 1)]
+    for first in range(
+        2 * RUNS_PER_ROW + 1, len(runs) + 1, RUNS_PER_ROW - 1
+    ):  # what is written again is the row at that time
+        newest = max(versions[first - 1])
+        kept = {**(versions[lost - 1] if lost else {}), newest: versions[first - 1][newest]}
+        known, whole = OffsetMap(kept.values()), OffsetMap(versions[first - 1].values())
+        for offset in range(3 * first):
+            found = known.translate(offset)
+            if found.place is Place.DELETED:
+                assert not lost, "the first rows may have been deleted: nothing tells"
+            else:
+                assert found == whole.translate(offset) or found.place is Place.LOST_ROW
+        for offset in range(500, 500 + 2 * first):
+            back = known.source_of(offset)
+            assert back.place is Place.DELETED or back == whole.source_of(offset) or back.place is Place.LOST_ROW
+        told = {run.source for run in known.runs}
+        missing = {run.source for run in runs[:first] if run.source not in told}
+        assert all(not known.translate(offset).place.is_known for offset in missing) or not lost
+
+
+def test_a_hole_before_a_log_that_begins_again_is_one() -> None:
+    rows = [
+        MapRow(RowKey(PARTITION, 0), "copy", IDS, 10, 7, (Run(0, 400, 10),)),
+        MapRow(RowKey(PARTITION, 1), "copy", IDS, 60, 7, (Run(50, 450, 0),)),
+    ]
+    known = OffsetMap(rows)
+    assert [known.translate(offset).place for offset in (9, 10, 49, 50)] == [
+        Place.RECORD,
+        Place.LOST_ROW,
+        Place.LOST_ROW,
+        Place.END,
+    ]
+    assert (known.source_of(409).place, known.source_of(420).place) == (Place.RECORD, Place.LOST_ROW)
+
+
 def test_what_holds_no_records_behind_a_cut_is_translated_to_what_comes_after_it() -> None:
     """An aborted transaction, or what the cleaner took, lies at the cut: the row that begins there still says so."""
     (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)

@@ -86,8 +86,8 @@ def test_a_translated_link_waits_for_the_id_of_a_topic_that_is_said_to_be_unknow
     with pytest.raises(
         Errors.UnknownTopicOrPartitionError, match="the target has no topic orders.* start the mirror again"
     ):
-        asyncio.run(reads._ask("orders"))
+        asyncio.run(reads._read_topic("orders"))
     there.append("orders")
     with pytest.raises(Errors.UnknownTopicOrPartitionError, match="the source has no topic orders"):
-        asyncio.run(reads._ask("orders"))
-    assert asyncio.run(reads._ask("orders")).ids == (str(OLD), str(NEW))
+        asyncio.run(reads._read_topic("orders"))
+    assert asyncio.run(reads._read_topic("orders")).ids == (str(OLD), str(NEW))

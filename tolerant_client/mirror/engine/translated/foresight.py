@@ -2,8 +2,8 @@
 
 Laws:
 - The mirror (place.py) decides by the same functions (target_checks.py), and asks the source's leaders the same question.
-- One request of each kind for each broker, not for each partition; no records are read, only the header of the last copy's batch where
-  others have written on (own_copies.py).  Records may show the mirror that the log is
+- One request of each kind for each broker, not for each partition; no records are read, only the headers of the last copy's batch and of
+  the one behind its marker where the log goes on (own_copies.py).  Records may show the mirror that the log is
   another one from an earlier offset on than leader epochs say, or where no epoch says so (a restored source).
 - Links with identical offsets have no row that says of which leader epoch their copy is: for them the records are compared, by whoever
   asks (identical/evidence.py); only a mirror at work knows the epoch, and asks for its end as well.  Where nothing is copied yet there
@@ -12,7 +12,7 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from kafka.structs import TopicPartition
@@ -20,19 +20,20 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.engine.translated.own_copies import replaced
+from tolerant_client.mirror.engine.translated.own_copies import next_copies, replaced
 from tolerant_client.mirror.engine.translated.target_checks import (
     Resumption,
     asked_epochs,
     check_target,
     cut_at,
+    lost_rows,
     overwritten,
     resumption,
     taken_over,
 )
 from tolerant_client.mirror.logs.reading import source_truncations
 from tolerant_client.mirror.state.link_control import LinkControl
-from tolerant_client.mirror.state.map_rows import last_rows
+from tolerant_client.mirror.state.map_rows import LastRow, last_rows, last_told
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.mirror.state.topics import read_ids
 
@@ -105,6 +106,10 @@ async def foresee(
     for p in await replaced(target, last):
         del taken[p]
         foreseen[p] = Foreseen(ids[p.topic], overwritten(rows[p], link), False)
+    there = {p: rows[p] for p in last if p in taken}
+    for p, copy in (await _untold_copies(target, link, there, target_ends)).items():
+        del taken[p]
+        foreseen[p] = Foreseen(ids[p.topic], lost_rows(rows[p], link, p, copy), False)
     source_ids = {p: ids[p.topic].source for p in taken}
     uncopied = [p for p, row in taken.items() if p in source_ends and not (row is not None and row.has_copied)]
     begins = {p: begin for p in uncopied if (begin := control.asked_start(p, source_ids[p])) is not None}
@@ -120,6 +125,16 @@ async def foresee(
         is_comparable = target_ends.get(p, 0) > 0 and p in starts and p in source_ends
         foreseen[p] = Foreseen(ids[p.topic], found, is_comparable)
     return foreseen
+
+
+async def _untold_copies(
+    target: Cluster, link: str, rows: Mapping[TopicPartition, MapRow], ends: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Committed copies of which the map, whose newest rows are these, does not tell: it has lost rows."""
+    copies = await next_copies(target, rows, ends) if rows else {}
+    # What a mirror at work has committed meanwhile is in the map by now, or about to be.
+    told = await last_told(target, link, copies) if copies else {}
+    return {p: copy for p, copy in copies.items() if told.get(p) == LastRow(rows[p])}
 
 
 async def contradicted(

@@ -230,6 +230,11 @@ class TranslatedPartition(CopiedPartition):
         self._link.require_not_promoted()
         self.set_paused(control.pauses(self.partition))
         known, position = self.place.row, await self.place.read(self._producer.producer_id)
+        if self.place.is_open:
+            await self._producer.open()
+            raise Errors.OffsetNotAvailableError(
+                f"{self}: a copy has lost the marker that aborted it; it is aborted again"
+            )
         if is_another(self._source_id, self.place.ids[0]) or self.place.row != known or position < self.place.position:
             # In another topic, or a log that was cut, copying begins where it resumes.
             self.acked = min(self.acked, position)

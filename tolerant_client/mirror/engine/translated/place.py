@@ -21,8 +21,9 @@ Laws:
 - Of the target only what is committed counts as a copy, equal or different.  After a loss there a later copy of our own, which was aborted,
   may stand in place of the last one: that shows nothing of the source, whose losses are claimed on its own evidence only.
 - Nor does the target's log go on by itself: copies of ours after the last one that the map tells of show that the map has lost rows
-  (own_copies.py), and under another leader epoch it may have lost copies, also if others have written on since.  So the target is read
-  again, and the last copied record compared, before more is appended: once it is the last no more, nothing shows that loss.
+  (own_copies.py), and under another leader epoch either may have lost what was its end, also if others have written on since.  So the
+  target is read again, and the last copied record compared, before more is appended: once it, or its row, is the last no more, nothing
+  shows that loss.
 - Each replica cleans its log by itself: if the source's topic is compacted, a record there may only be one that another leader's
   cleaner had removed.  Then the link resumes there, too, but without a loss, unless copied records differ as well.
 """
@@ -44,8 +45,8 @@ from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import require_no_copy, require_not_there
 from tolerant_client.mirror.engine.translated.first_other import first_other
-from tolerant_client.mirror.engine.translated.own_copies import committed_copy, has_written, is_uncommitted
-from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
+from tolerant_client.mirror.engine.translated.own_copies import further_copies, has_written, is_uncommitted
+from tolerant_client.mirror.engine.translated.shared_reads import FRESH_S, SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
     Resumption,
@@ -68,7 +69,6 @@ from tolerant_client.mirror.state.topics import TopicFacts, describe_each_topic
 _RECORD_BYTES = 16 << 10  # a larger batch is sent whole
 _PIECE = 1_000  # offsets whose records are in memory at once
 _LARGEST_PIECE = 64_000  # after pieces without a record
-_FRESH_S = 2.0  # how long the target's leader is taken for the same: no other one leads before
 _LEFT_OUT = (LossReason.OVERSIZED, LossReason.RETENTION)  # losses of offsets before the position, in the same log
 
 
@@ -85,6 +85,9 @@ class Place:
         self.loss: LostOffsets | None = None  # the loss behind the last error
         self._target_epoch = -1  # of the leader under which the target's log was read
         self._target_seen_at = float("-inf")  # by the link's clock, when that leader was asked
+        self._map_epoch = -1  # of the leader under which the map was read
+        # A copy of ours, or a row of the map, has lost the marker that aborted it (own_copies.py).
+        self.is_open = False
         self._link = link
         self._reads = reads
         self._adopted = adopted
@@ -115,7 +118,9 @@ class Place:
         Raises TargetDivergedError; PartitionRefusedError if the target would rewrite timestamps (M6); DataLossError if the source no
         longer has what was copied or was to be copied, unless policy has accepted that; and KafkaError.
         """
-        self.row = await self._reads.last_row(self.partition)
+        self._map_epoch = await self._reads.map_epoch(self.partition)
+        self.row, writer = await self._reads.last_row(self.partition)
+        self.is_open = writer == producer_id
         adopted, end = await self._read_target(producer_id)
         position = await self._read_source(adopted)
         if end and not self._found.has_copied:
@@ -148,11 +153,10 @@ class Place:
             row = None
             is_lost = end > 0 and not is_adopted and await has_written(target, partition, producer_id)
         else:
-            # Behind the last copy is its marker.
-            start = row.target_until
-            is_longer = end > start + row.has_copied
-            copy = await committed_copy(target, partition, start, end, producer_id) if is_longer else None
-            is_lost = copy is not None
+            start, is_lost = row.target_until, False
+            if end > start + row.has_copied:  # beyond the marker of the last copy
+                copy, is_open = await further_copies(target, partition, start, end, producer_id)
+                is_lost, self.is_open = copy is not None, self.is_open or is_open
         if is_lost:
             raise lost_rows(row, self._link.name, partition, copy)
 
@@ -329,15 +333,20 @@ class Place:
         self._accepted.clear()
 
     async def require_same_leader(self) -> None:
-        """Raises OffsetNotAvailableError if the target's log has another leader epoch than at the last `read`, which must be repeated."""
+        """Raises OffsetNotAvailableError if the target's log, or its map, has another leader epoch than at the last `read`.
+
+        That must be repeated then.
+        """
         now = self._link.clock()
-        if now - self._target_seen_at > _FRESH_S:
+        if now - self._target_seen_at > FRESH_S:
             told = (await self._link.target.list_offsets_and_epochs({self.partition: LATEST}))[self.partition]
-            if told.leader_epoch != self._target_epoch:
-                raise Errors.OffsetNotAvailableError(
-                    f"the target's log of {self} has leader epoch {told.leader_epoch} now"
-                )
+            self._require_epoch(f"log of {self}", told.leader_epoch, self._target_epoch)
             self._target_seen_at = now
+        self._require_epoch(f"map of {self}", await self._reads.map_epoch(self.partition), self._map_epoch)
+
+    def _require_epoch(self, what: str, epoch: int, known: int) -> None:
+        if epoch != known:
+            raise Errors.OffsetNotAvailableError(f"the target's {what} has leader epoch {epoch} now")
 
     async def require_same_logs(self) -> None:
         """As require_same_leader; raises UnknownTopicOrPartitionError if a topic was created again since the last `read`."""

@@ -43,7 +43,7 @@ async def watch_rival(copy: FencedCopy, link: CopiedLink, reads: SharedReads, ta
     patience_s = takeover_ms / 1000 * random.uniform(0.7, 1.3)
     while not copy.is_over:
         await copy.wakeup(patience_s / 4)
-        row = await reads.last_row(copy.partition)
+        row, _ = await reads.last_row(copy.partition)
         end = await link.source.list_offsets({copy.partition: LATEST}, isolation_level=READ_COMMITTED)
         if row is not None and row.position > copy.acked:
             copy.advance(row.position)

@@ -7,7 +7,7 @@ the others reads what is there after that.  (Facts of topics may be some seconds
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -16,7 +16,7 @@ import kafka.errors as Errors
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import present_ids
-from tolerant_client.cluster.cluster import Cluster
+from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.produce_window import ProduceTurns
 from tolerant_client.mirror.engine.copied_by_mm2 import Mm2Copy, copies_of_mm2
@@ -28,13 +28,13 @@ from tolerant_client.mirror.engine.translated.copied_before import Origin, origi
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
 from tolerant_client.mirror.state.control_topic import ControlsWatch, ControlWatch
 from tolerant_client.mirror.state.known_maps import KnownMaps
-from tolerant_client.mirror.state.map_rows import read_last_rows
+from tolerant_client.mirror.state.map_rows import LastRow, read_last_rows
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.mm2_positions import KnownPositions
-from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.topics import topic_facts
 
 _FACTS_LAST_S = 5.0
+FRESH_S = 2.0  # how long a leader of the target is taken for the same: no other one leads before
 _MAP_S = 10.0  # how long maps are waited for at a time; their reading goes on (known_maps.py)
 
 
@@ -80,6 +80,31 @@ class _Asked(Generic[_Found]):
         self._is_reading = False
 
 
+class _Recent(Generic[_Found]):
+    """One kind of read, which serves all who ask for the same within `lasts_s` seconds of it."""
+
+    def __init__(
+        self, target: Cluster, ask: Callable[..., Awaitable[_Found]], lasts_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._target = target
+        self._ask = ask
+        self._lasts_s = lasts_s
+        self._clock = clock
+        self._asked: dict[Hashable, tuple[float, Future]] = {}
+
+    async def __call__(self, what: Hashable) -> _Found:
+        now = self._clock()
+        known = self._asked.get(what)
+        if known is None or known[0] + self._lasts_s < now or known[1].failed():
+            known = self._asked[what] = now, self._target.net.call_soon_with_future(self._ask, what)
+        found: _Found = await known[1]
+        return found
+
+    def forget(self, what: Hashable) -> None:
+        """Has it read again by the next caller."""
+        self._asked.pop(what, None)
+
+
 class SharedReads:
     """Reads of a link's map and of its topics; on the event loop that both clusters share.
 
@@ -93,7 +118,7 @@ class SharedReads:
 
         async def last_rows(
             target: Cluster, link: str, partitions: Collection[TopicPartition]
-        ) -> dict[TopicPartition, MapRow]:
+        ) -> dict[TopicPartition, LastRow]:
             return await read_last_rows(target, link, partitions, control.value)
 
         async def copied_back(
@@ -111,10 +136,10 @@ class SharedReads:
         self.maps = KnownMaps(clock)
         self._source = source
         self._target = target
-        self._clock = clock
-        self._facts: dict[str, tuple[float, Future]] = {}
+        self._facts = _Recent(target, self._read_topic, _FACTS_LAST_S, clock)
+        self._map_epochs = _Recent(target, self._map_epoch, FRESH_S, clock)
         # By partition of the map: a leader that does not respond delays no rows of the others.
-        self._last_rows = defaultdict[TopicPartition, _Asked[MapRow]](lambda: _Asked(target, link, last_rows))
+        self._last_rows = defaultdict[TopicPartition, _Asked[LastRow]](lambda: _Asked(target, link, last_rows))
         self._link = link
         self.copied_by_others = _Asked(target, link, partial(copied_by_others, known=self.maps, controls=into_target))
         self.other_copies = _Asked(
@@ -123,25 +148,26 @@ class SharedReads:
         self.origins = _Asked(source, link, copied_back)
         self.copies_of_mm2 = _Asked(target, link, of_mm2)
 
-    async def last_row(self, partition: TopicPartition) -> MapRow | None:
-        """The newest committed row of a source partition; raises what read_last_rows does."""
-        return await self._last_rows[map_partition(self._link, partition)](partition)
+    async def last_row(self, partition: TopicPartition) -> LastRow:
+        """What the map says last of a source partition; raises what read_last_rows does."""
+        return await self._last_rows[map_partition(self._link, partition)](partition) or LastRow()
+
+    async def map_epoch(self, partition: TopicPartition) -> int:
+        """The leader epoch of the part of the map with the rows of a source partition, at most FRESH_S old; -1 if it has none."""
+        return await self._map_epochs(map_partition(self._link, partition))
+
+    async def _map_epoch(self, part: TopicPartition) -> int:
+        return (await self._target.list_offsets_and_epochs({part: LATEST}))[part].leader_epoch
 
     async def topics(self, topic: str) -> TopicPair:
         """Facts of a topic on both clusters, at most a few seconds old."""
-        now = self._clock()
-        known = self._facts.get(topic)
-        if known is None or known[0] < now or known[1].failed():
-            asked = self._target.net.call_soon_with_future(self._ask, topic)
-            known = self._facts[topic] = (now + _FACTS_LAST_S, asked)
-        pair: TopicPair = await known[1]
-        return pair
+        return await self._facts(topic)
 
     def forget(self, topic: str) -> None:
         """Has the topic's facts read again by the next caller."""
-        self._facts.pop(topic, None)
+        self._facts.forget(topic)
 
-    async def _ask(self, topic: str) -> TopicPair:
+    async def _read_topic(self, topic: str) -> TopicPair:
         facts = (await topic_facts(self._target, [topic])).get(topic)
         if facts is None:
             then = "if it was deleted there, start the mirror again, which creates it or says what else to do"

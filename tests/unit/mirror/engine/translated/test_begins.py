@@ -19,9 +19,11 @@ from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.engine.translated import copied_before, foresight, place
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.engine.translated.foresight import Foreseen, foresee
+from tolerant_client.mirror.engine.translated.own_copies import Further
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair, resumption
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.map_rows import LastRow
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.mirror.state.topics import TopicFacts
 
@@ -82,7 +84,8 @@ def of_mirror(
 
     reads: Any = SimpleNamespace(
         topics=AsyncMock(return_value=TopicPair(ids, TopicFacts(False, 1 << 20, None))),
-        last_row=AsyncMock(return_value=row),
+        last_row=AsyncMock(return_value=LastRow(row)),
+        map_epoch=AsyncMock(return_value=0),
         other_copies=AsyncMock(return_value=()),
         origins=AsyncMock(return_value=()),
         copies_of_mm2=AsyncMock(return_value=()),
@@ -156,12 +159,13 @@ def test_a_plan_begins_every_log_where_the_mirror_begins_it(
             patch.setattr(module, "source_truncations", cuts)
         patch.setattr(place, "read_headers", AsyncMock(return_value={}))
         patch.setattr(place, "first_other", AsyncMock(return_value=None))
-        patch.setattr(place, "committed_copy", AsyncMock(return_value=None))
+        patch.setattr(place, "further_copies", AsyncMock(return_value=Further(None, False)))
         patch.setattr(place, "has_written", AsyncMock(return_value=False))
         patch.setattr(Place, "_has_more", AsyncMock(return_value=False))
         patch.setattr(foresight, "last_rows", AsyncMock(return_value={} if row is None else {P: row}))
         patch.setattr(foresight, "list_led_offsets", led)
         patch.setattr(foresight, "replaced", AsyncMock(return_value=frozenset()))
+        patch.setattr(foresight, "next_copies", AsyncMock(return_value={}))
         patch.setattr(foresight, "read_ids", AsyncMock(return_value={P.topic: ids}))
         for name in ("other_copies", "origins", "copies_of_mm2"):
             patch.setattr(copied_before, name, AsyncMock(return_value={}))

@@ -64,7 +64,8 @@ class World:
         self.reads = 0  # of both logs
         self.epoch = 0
         self.end = 0
-        self.leader_epoch = 1  # of the target's log
+        self.leader_epoch = self.map_epoch = 1  # of the target's log, and of the map
+        self.left_open = False  # a copy that was aborted has lost its marker
         self.row: MapRow | None = None
         self.maps = KnownMaps(lambda: self.now)
         self.manager = SimpleNamespace(cluster=SimpleNamespace(request_update=lambda: None))
@@ -94,7 +95,12 @@ class World:
         async def nobody(_: TopicPartition) -> None:
             return None
 
-        reads = SimpleNamespace(topics=topics, forget=lambda _: None, copied_by_others=nobody, maps=self.maps)
+        async def map_epoch(_: TopicPartition) -> int:
+            return self.map_epoch
+
+        reads = SimpleNamespace(
+            topics=topics, forget=lambda _: None, copied_by_others=nobody, maps=self.maps, map_epoch=map_epoch
+        )
         reader = SimpleNamespace(leave=lambda _: None, rejoin=lambda _: None, try_join=self.read)
         parts: Any = SimpleNamespace(
             transactions=self.limits, reads=reads, adopted=None, reader=reader, turns=lambda _: self.turns
@@ -108,6 +114,7 @@ class World:
             if self.facts.rewrites_times:
                 await copy.place._read_target(7)
             copy.place._target_epoch, copy.place._target_seen_at = self.leader_epoch, self.now
+            copy.place._map_epoch, copy.place.is_open = self.map_epoch, self.left_open
             self.reads += 1
             copy.place.ids, copy.place.target = ("s", "t"), self.facts
             return 0 if copy.place.row is None else copy.place.row.position
@@ -174,7 +181,8 @@ class World:
         return take_over
 
     async def added(self, partitions: Any) -> None:
-        """Opens a transaction."""
+        """Opens a transaction, which will abort what was left open, too."""
+        self.left_open = False
 
     async def write_rows(self, rows: Any, now_ms: int) -> None:
         self.rows = rows
@@ -482,30 +490,34 @@ def test_the_first_batch_of_a_transaction_goes_alone(world: World) -> None:
     assert world.copied == keys(18)
 
 
+@pytest.mark.parametrize("of_map", [False, True])
 @pytest.mark.parametrize("is_open", [False, True])
-def test_under_another_leader_of_the_target_its_log_is_read_again_before_more_is_appended_or_committed(
-    monkeypatch: pytest.MonkeyPatch, world: World, is_open: bool
+def test_under_another_leader_of_the_target_its_log_and_map_are_read_again_before_more_is_appended_or_committed(
+    monkeypatch: pytest.MonkeyPatch, world: World, is_open: bool, of_map: bool
 ) -> None:
-    """It may have lost the last copy, and others may have written on: the next copy would hide that for good."""
+    """Either may have lost its end, and others may have written on: the next copy, or row, would hide that for good."""
+    name = "map_epoch" if of_map else "leader_epoch"
     world.log = [batch(n) for n in range(4)]
     seen: list[int] = []
 
     def code(header: BatchHeader, data: memoryview) -> int:
         if is_open and not seen:
-            world.leader_epoch, world.now = 2, world.now + 3  # between a batch and its commit
+            world.now += 3  # between a batch and its commit
+            setattr(world, name, 2)
         seen.append(world.reads)
         return 0
 
     world.code = code
     if not is_open:
-        world.now, world.leader_epoch = 10.0, 2
-        world.copy.place._target_epoch, world.copy.place._target_seen_at = 1, 0.0
+        world.now = 10.0
+        setattr(world, name, 2)
         take_over = world.copy.place.read
 
         async def read(producer_id: int) -> int:
             position = await take_over(producer_id)
             if world.reads == 1:  # the leader dies right after it
-                world.copy.place._target_epoch, world.copy.place._target_seen_at = 1, world.now - 3
+                world.copy.place._target_seen_at = world.now - 3
+                setattr(world.copy.place, "_map_epoch" if of_map else "_target_epoch", 1)
             return position
 
         monkeypatch.setattr(world.copy.place, "read", read)
@@ -622,3 +634,12 @@ def test_a_copy_waits_as_long_as_maps_of_other_links_are_read_and_says_so(world:
         assert world.copied == keys(3) and copy.error is None
     else:
         assert reads == 4 and "no progress" in str(copy.error), "the reading stands still"
+
+
+def test_what_was_left_open_is_aborted_before_more_is_copied(world: World) -> None:
+    """The log has lost the marker that aborted it: the next commit would commit it, too."""
+    world.log, world.left_open = [batch(n) for n in range(2)], True
+    opened: list[bool] = []
+    world.code = lambda header, data: opened.append(world.left_open) or 0  # type: ignore[func-returns-value]
+    world.run(lambda: len(world.copied) == 2)
+    assert world.copied == keys(2) and world.reads == 2 and not any(opened)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.engine.translated import own_copies
-from tolerant_client.mirror.engine.translated.own_copies import committed_copy, is_uncommitted
-from tolerant_client.records.record_batch import ABORT, Record, encode_batch, iter_batches
+from tolerant_client.mirror.engine.translated.own_copies import (
+    Further,
+    further_copies,
+    is_uncommitted,
+    next_copies,
+)
+from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
+from tolerant_client.records.record_batch import ABORT, BatchHeader, Record, encode_batch, iter_batches, read_header
 
 P = TopicPartition("orders", 0)
 OURS, THEIRS = 7, 8
@@ -56,36 +63,43 @@ class Log:
         self.fetched.append(len(records))
         return SimpleNamespace(records=memoryview(records))
 
-    def committed(self, start: int) -> int | None:
-        return asyncio.run(committed_copy(self.cluster, P, start, len(self.batches), OURS))
+    async def headers(self, _: Any, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, BatchHeader]:
+        return {p: read_header(memoryview(self.batches[at])) for p, at in offsets.items() if at < len(self.batches)}
+
+    def further(self, start: int) -> Further:
+        return asyncio.run(further_copies(self.cluster, P, start, len(self.batches), OURS))
 
     def is_uncommitted(self, offset: int) -> bool:
         return asyncio.run(is_uncommitted(self.cluster, P, offset, len(self.batches), OURS))
 
 
 @pytest.mark.parametrize(
-    ("batches", "at"),
+    ("batches", "at", "is_open"),
     [
-        ([(OURS, "commit")], None),  # of the last copy that the map tells of
-        ([(OURS, "commit"), (OURS, "copy"), (OURS, "commit")], 1),
-        ([(OURS, "commit"), (OURS, "copy"), (OURS, "abort")], None),
-        ([(OURS, "commit"), (OURS, "copy"), (OURS, "abort"), (OURS, "copy"), (OURS, "copy"), (OURS, "commit")], 3),
-        ([(THEIRS, "copy"), (OURS, "commit"), (THEIRS, "commit")], None),
-        ([(THEIRS, "copy"), (OURS, "copy"), (THEIRS, "abort"), (OURS, "commit")], 1),
-        ([(OURS, "copy"), (THEIRS, "copy"), (THEIRS, "commit")], None),  # it is not over
+        ([(OURS, "commit")], None, False),  # of the last copy that the map tells of
+        ([(OURS, "commit"), (OURS, "copy"), (OURS, "commit")], 1, False),
+        ([(OURS, "commit"), (OURS, "copy"), (OURS, "abort")], None, False),
+        (
+            [(OURS, "commit"), (OURS, "copy"), (OURS, "abort"), (OURS, "copy"), (OURS, "copy"), (OURS, "commit")],
+            3,
+            False,
+        ),
+        ([(THEIRS, "copy"), (OURS, "commit"), (THEIRS, "commit")], None, False),
+        ([(THEIRS, "copy"), (OURS, "copy"), (THEIRS, "abort"), (OURS, "commit")], 1, False),
+        ([(OURS, "copy"), (THEIRS, "copy"), (THEIRS, "commit")], None, True),  # its marker is lost, or is to come
     ],
 )
 def test_only_what_our_own_marker_commits_is_a_copy(
-    monkeypatch: pytest.MonkeyPatch, batches: list[tuple[int, str]], at: int | None
+    monkeypatch: pytest.MonkeyPatch, batches: list[tuple[int, str]], at: int | None, is_open: bool
 ) -> None:
-    assert Log(monkeypatch, *batches).committed(0) == at
+    assert Log(monkeypatch, *batches).further(0) == (at, is_open)
 
 
 def test_of_a_log_into_which_others_write_much_a_bounded_part_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch, *[(THEIRS, "copy")] * 20_000, (OURS, "copy"), (OURS, "commit"), start=3)
-    assert log.committed(0) is None
+    assert log.further(0) == (None, False)
     assert own_copies.MOST_BYTES <= sum(log.fetched) < 1.2 * own_copies.MOST_BYTES and len(log.fetched) < 12
-    assert log.committed(19_000) == 20_000
+    assert log.further(19_000) == (20_000, False)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +121,27 @@ def test_the_batches_of_these_tests_are_real(monkeypatch: pytest.MonkeyPatch) ->
     log = Log(monkeypatch, (OURS, "copy"), (OURS, "abort"))
     headers = [header for header, _ in iter_batches(memoryview(b"".join(log.batches)))]
     assert [(h.producer_id, h.is_control, h.is_transactional) for h in headers] == [(7, False, True), (7, True, True)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "found"),
+    [
+        ([(OURS, "copy"), (OURS, "commit")], None),
+        ([(OURS, "copy"), (OURS, "commit"), (OURS, "copy"), (OURS, "commit")], 2),
+        ([(OURS, "copy"), (OURS, "commit"), (OURS, "copy"), (OURS, "abort"), (OURS, "copy"), (OURS, "commit")], 4),
+        ([(OURS, "copy"), (OURS, "commit"), (OURS, "copy")], None),  # a mirror is at work
+        (
+            [(OURS, "copy"), (OURS, "commit"), (THEIRS, "copy"), (THEIRS, "commit"), (OURS, "copy"), (OURS, "commit")],
+            None,
+        ),
+    ],
+)
+def test_copies_after_the_last_one_of_the_map_are_foreseen_where_nobody_else_wrote_between(
+    monkeypatch: pytest.MonkeyPatch, batches: list[tuple[int, str]], found: int | None
+) -> None:
+    log = Log(monkeypatch, *batches)
+    monkeypatch.setattr(own_copies, "read_headers", log.headers)
+    row = MapRow(RowKey(P, 0), P.topic, ("", ""), 9, 0, (Run(8, 0, 1),))
+    assert asyncio.run(next_copies(log.cluster, {P: row}, {P: len(batches)})) == ({} if found is None else {P: found})
+    monkeypatch.setattr(own_copies, "read_headers", AsyncMock(return_value={}))  # the cleaner took the last copy
+    assert not asyncio.run(next_copies(log.cluster, {P: row}, {P: len(batches)}))

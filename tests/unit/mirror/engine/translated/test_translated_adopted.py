@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import kafka.errors as Errors
 import pytest
@@ -23,9 +24,11 @@ from tolerant_client.mirror.engine.translated import foresight
 from tolerant_client.mirror.engine.translated import place as place_module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import OtherCopy
+from tolerant_client.mirror.engine.translated.own_copies import Further
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_losses, taken_over
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.map_rows import LastRow
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, extend
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import DescribedTopics, TopicFacts
@@ -51,6 +54,7 @@ class World:
         self.stable_end: int | None = None
         self.target_ends: dict[TopicPartition, int] = {}
         self.row: MapRow | None = None
+        self.writer: int | None = None  # of rows whose transaction is not over
         self.losses: dict[TopicPartition, list[LedgerRow]] = {}
         self.told: list[LedgerRow] = []
         self.others: tuple[OtherCopy, ...] = ()
@@ -100,8 +104,11 @@ class World:
         async def topics(_: str) -> TopicPair:
             return TopicPair(IDS, TopicFacts(False, 1 << 20, None))
 
-        async def last_row(_: TopicPartition) -> MapRow | None:
-            return self.row
+        async def last_row(_: TopicPartition) -> LastRow:
+            return LastRow(self.row, self.writer)
+
+        async def map_epoch(_: TopicPartition) -> int:
+            return 0
 
         link: Any = SimpleNamespace(
             source=SimpleNamespace(list_offsets=source_offsets, list_offsets_and_epochs=source_epochs),
@@ -116,7 +123,12 @@ class World:
             return self.others
 
         reads: Any = SimpleNamespace(
-            topics=topics, last_row=last_row, other_copies=other_copies, origins=none, copies_of_mm2=none
+            topics=topics,
+            last_row=last_row,
+            map_epoch=map_epoch,
+            other_copies=other_copies,
+            origins=none,
+            copies_of_mm2=none,
         )
         return Place(link, reads, self.adopted(), P)
 
@@ -139,7 +151,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_headers", cleaned)
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.copied_before.require_no_identical_copy", none)
     monkeypatch.setattr(f"{PLACE}.has_written", none)
-    monkeypatch.setattr(f"{PLACE}.committed_copy", none)
+    monkeypatch.setattr(f"{PLACE}.further_copies", AsyncMock(return_value=Further(None, False)))
     yield found
     found.net.close()
 
@@ -575,15 +587,15 @@ def test_a_log_with_copies_of_which_the_map_does_not_tell_gets_none_of_them_twic
     world.written = world.value = LinkControl()
     asked: list[Any] = []
 
-    async def committed_copy(*of: Any) -> int | None:
+    async def further_copies(*of: Any) -> Further:
         asked.append(of[1:])
-        return 1_402
+        return Further(1_402, False)
 
     async def has_written(*of: Any) -> bool:
         asked.append(of[1:])
         return True
 
-    monkeypatch.setattr(f"{PLACE}.committed_copy", committed_copy)
+    monkeypatch.setattr(f"{PLACE}.further_copies", further_copies)
     monkeypatch.setattr(f"{PLACE}.has_written", has_written)
     monkeypatch.setattr(f"{PLACE}.source_truncations", none)
     if has_row:
@@ -602,6 +614,22 @@ def test_a_log_with_copies_of_which_the_map_does_not_tell_gets_none_of_them_twic
         world.goes_on_at()
     assert "verify" not in str(caught.value), "it compares nothing of such links"
     assert asked == [(P, 1_400, 1_500, 7) if has_row else (P, 7)]
+
+
+@pytest.mark.parametrize(
+    ("writer", "is_open", "left"), [(None, False, False), (7, False, True), (8, False, False), (None, True, True)]
+)
+def test_what_the_links_own_producer_has_open_has_lost_its_marker(
+    world: World, monkeypatch: pytest.MonkeyPatch, writer: int | None, is_open: bool, left: bool
+) -> None:
+    """Its transactions are over when a log is read.  What a former id of it has open, no commit of it can end."""
+    world.written = world.value = LinkControl()
+    monkeypatch.setattr(f"{PLACE}.further_copies", AsyncMock(return_value=Further(None, is_open)))
+    monkeypatch.setattr(f"{PLACE}.source_truncations", none)
+    (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_400, -1)
+    world.target_ends[P], world.writer = 1_500, writer
+    place = world.place()
+    assert world.goes_on_at(place) == 1_400 and place.is_open is left
 
 
 TAIL = [1_450, 1_480]  # records that a source has between the last copied one, 1,399, and the position, 1,501
@@ -949,3 +977,17 @@ def test_a_start_that_an_operator_gave_a_former_topic_of_the_source_is_none_of_t
     assert world.goes_on_at() == 0
     world.written = world.value = LinkControl(starts={P: 2_001})  # no ids show it, but the source ends before
     assert world.goes_on_at() == 0
+
+
+@pytest.mark.parametrize("meanwhile", [LastRow(begun_at(100)), LastRow(begun_at(90), 7), None])
+def test_a_copy_that_the_map_tells_of_by_now_or_is_about_to_is_no_lost_row(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: LastRow | None
+) -> None:
+    """A mirror at work commits between the reads, and the marker in the map may come after that in the copied log."""
+    row = begun_at(90)
+    monkeypatch.setattr(foresight, "next_copies", AsyncMock(return_value={P: 95}))
+    monkeypatch.setattr(foresight, "last_told", AsyncMock(return_value={} if meanwhile is None else {P: meanwhile}))
+    asked: Any = None, "dr", {P: row}, {P: 120}
+    assert not asyncio.run(foresight._untold_copies(*asked))
+    monkeypatch.setattr(foresight, "last_told", AsyncMock(return_value={P: LastRow(row)}))
+    assert asyncio.run(foresight._untold_copies(*asked)) == {P: 95}

@@ -70,6 +70,7 @@ def test_how_far_a_former_topic_was_looked_at_is_not_written_of_the_one_that_was
             target=TopicFacts(False, 1, None),
             row=None,
             position=former,
+            is_open=False,
         ),
         set_paused=lambda _: None,
         read_on=lambda: None,
