@@ -23,6 +23,7 @@ from typing import Final
 
 from kafka.structs import TopicPartition
 
+from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.engine.process_copier import close_workers
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorJob, MirrorSettings
@@ -42,10 +43,10 @@ class HeadStart(threading.Thread):
     error that no retry cures.
     """
 
-    def __init__(self, settings: MirrorSettings, producer_id: int, folder: Path) -> None:
+    def __init__(self, settings: MirrorSettings, link: PreparedLink, folder: Path) -> None:
         super().__init__(name=f"head-start-{settings.link}", daemon=True)
         folder.mkdir()
-        job = MirrorJob(replace(settings, tasks=1, hold_ms=_HOLD_MS), producer_id, str(folder))
+        job = MirrorJob(replace(settings, tasks=1, hold_ms=_HOLD_MS), link.producer_id, str(folder), link.generation)
         self.stopped = threading.Event()
         self.is_complete = False
         self.error: Exception | None = None

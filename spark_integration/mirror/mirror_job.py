@@ -149,7 +149,7 @@ def start(settings: MirrorSettings, link: PreparedLink, session: SparkSession, c
     session.dataSource.register(TolerantKafkaDataSource)
     # Makes it this thread's session, in which Spark looks its data sources up.
     session.createDataFrame([], "nothing INT")
-    job = MirrorJob(settings, link.producer_id, str(checkpoint))
+    job = MirrorJob(settings, link.producer_id, str(checkpoint), link.generation)
     ranges = session.readStream.format("tolerantkafka").options(**job.options).load()
     # Within one stage Spark has one Python worker read the rows and another one write them, and swaps their roles with each
     # micro-batch: then both would have a copier for every partition.  After the repartition each task gets one row.
@@ -183,7 +183,7 @@ def run(
     if is_stopping():
         return False
     with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
-        head_start = HeadStart(settings, link.producer_id, Path(folder) / "head-start")
+        head_start = HeadStart(settings, link, Path(folder) / "head-start")
         try:
             is_done = _run(settings, link, head_start, Path(folder), is_stopping, tell, claim)
         except SPARK_GONE as error:

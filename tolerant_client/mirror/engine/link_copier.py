@@ -48,7 +48,7 @@ class LinkCopier:
 
     All methods run on that loop.  `offsets` makes the strategy (identical_offsets, translated_offsets); prepare_link must have
     prepared the link for it.  `clock` returns monotonic seconds.  `bytes_per_s` is the link's rate unless the operator sets
-    another; either is divided by `shares`, the number of the link's copiers.
+    another; either is divided by `shares`, the number of the link's copiers.  `generation` is that of the prepared link (ControlWatch).
     """
 
     def __init__(
@@ -64,9 +64,10 @@ class LinkCopier:
         bytes_per_s: int | None = None,
         shares: int = 1,
         run: str = "",
+        generation: int | None = None,
     ) -> None:
         tasks, bucket = Tasks(source), TokenBucket()
-        self.control = ControlWatch(target, link)
+        self.control = ControlWatch(target, link, generation)
         self.claims = Claims(target, new_holder(link, run), tasks.spawn, self._claims_changed)
         self.link = CopiedLink(
             source,

@@ -54,7 +54,7 @@ class PreparedLink:
     """A link that can start: its producer id, and its partitions with the source's last stable offsets.
 
     `producer_id` is NO_PRODUCER with translated offsets.  `waiting` says why other partitions cannot be copied now.  `target_ends` is
-    where the target's logs end before anything is copied, of those whose leaders say it.
+    where the target's logs end before anything is copied, of those whose leaders say it.  `generation` is the link's (LinkControl).
     """
 
     producer_id: int
@@ -63,6 +63,7 @@ class PreparedLink:
     warnings: tuple[str, ...] = ()
     waiting: Mapping[TopicPartition, str] = field(default_factory=dict)
     target_ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    generation: int = 0
 
 
 async def prepare_link(
@@ -124,7 +125,7 @@ async def prepare_link(
     new = {p: 0 for p in ends if p.topic in created}
     begins = (await list_led_offsets(target, dict.fromkeys(ends.keys() - new.keys(), LATEST))).offsets
     own_id = NO_PRODUCER if own.producer_id is None else own.producer_id
-    return PreparedLink(own_id, created, ends, warnings, made.waiting, {**new, **begins})
+    return PreparedLink(own_id, created, ends, warnings, made.waiting, {**new, **begins}, control.generation)
 
 
 class _Begins(NamedTuple):

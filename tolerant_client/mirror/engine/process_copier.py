@@ -44,6 +44,7 @@ class LinkConfig:
     run: str = ""  # the same for all processes of one mirror: they hand partitions over to each other
     shares: int = 1  # how many processes may copy at once: each gets its share of the link's rate
     file_options: str = ""  # name the link in commands if a file describes it
+    generation: int | None = None  # of the prepared link: a process may start when a later one has begun
 
     def key(self) -> str:
         """The same for equal links; `credentials` are compared by their contents.  A digest, since it covers passwords."""
@@ -58,6 +59,7 @@ class LinkConfig:
             self.bytes_per_s,
             self.shares,
             self.run,
+            self.generation,
         ]
         parts = [dict(self.source), dict(self.target), *how]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=vars).encode()).hexdigest()
@@ -90,6 +92,7 @@ class _Worker:
             bytes_per_s=link.bytes_per_s,
             shares=link.shares,
             run=link.run,
+            generation=link.generation,
         )
         self._net.start()
 

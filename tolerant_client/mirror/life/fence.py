@@ -3,7 +3,8 @@
 Laws:
 A. The control says that the link is promoted before anything is fenced (control_topic.py).  A mirror checks the control after it
    has read a log or taken over a transactional.id, so it never uses what it derived from a log that is fenced already; one that
-   may not read the control takes nothing over.  The fence stops a mirror that took over before.
+   may not read the control takes nothing over.  The fence stops a mirror that took over before.  One of a former life of the link,
+   even if it was only started in the next one, is told that it was promoted (ControlWatch).
 B. Identical offsets: a mirror's batches carry the link's producer id with the epoch that the log showed it.  An aborted,
    empty transaction of the link's transactional.id leaves a marker with a higher epoch of that id in every partition, and
    a leader refuses batches with a lower one (ProducerAppendInfo.java, checkProducerEpoch).  The marker takes one offset,

@@ -140,14 +140,16 @@ class ControlFollower(ABC):
 class ControlWatch(ControlFollower):
     """The control of one link as a running engine follows it: `value` was read last.
 
-    On the event loop of `target`.
+    `generation` is that of the life of the link (LinkControl) for which the engine was started; None: the one that it reads first.  On the
+    event loop of `target`.
     """
 
-    def __init__(self, target: Cluster, link: str) -> None:
+    def __init__(self, target: Cluster, link: str, generation: int | None = None) -> None:
         super().__init__(target)
         self.value = LinkControl()
         self.is_read = False
         self.link = link
+        self._generation = generation
         self.newest: Record | None = None  # the record that counts
         self._was_written = False
 
@@ -207,13 +209,15 @@ class ControlWatch(ControlFollower):
         self.newest = newest
 
     def _as_of_our_life(self, control: LinkControl) -> LinkControl:
-        """A process that slept through a promotion and the start of the next generation belongs to the promoted generation."""
-        is_later = self.is_read and control.generation != self.value.generation
-        return (
-            replace(control, is_promotion_begun=True, is_fenced=True, generation=self.value.generation)
-            if is_later
-            else control
-        )
+        """A process that slept through a promotion and the start of the next generation belongs to the promoted generation.
+
+        So does one that was only started by then.
+        """
+        ours, is_ours = self.value.generation, control.generation == self.value.generation
+        if not self.is_read:
+            ours = control.generation if self._generation is None else self._generation
+            is_ours = control.generation <= ours  # before that, its control was lost
+        return control if is_ours else replace(control, is_promotion_begun=True, is_fenced=True, generation=ours)
 
 
 class ControlsWatch(ControlFollower):
@@ -239,10 +243,13 @@ class ControlsWatch(ControlFollower):
         self._records = telling([*([] if is_other else self._records), *records])
 
 
-async def read_control(target: Cluster, link: str) -> LinkControl:
-    """The control of a link; the default if there is none, or if it is_hidden from us.  Raises OptionError and KafkaError."""
+async def read_control(target: Cluster, link: str, generation: int | None = None) -> LinkControl:
+    """The control of a link, as a process of this `generation` reads it; the default if there is none, or if it is_hidden from us.
+
+    Raises OptionError and KafkaError.
+    """
     try:
-        return await ControlWatch(target, link).refresh()
+        return await ControlWatch(target, link, generation).refresh()
     except OrdersHiddenError:
         return LinkControl(is_hidden=True)
 

@@ -46,7 +46,7 @@ def run(
     with tempfile.TemporaryDirectory(prefix="tolerant-mirror-", ignore_cleanup_errors=True) as folder:
         report = RunReport(Path(folder))
         here = replace(settings, tasks=1, hold_ms=_HOLD_MS)
-        batches = _Batches(MirrorJob(here, link.producer_id, folder))
+        batches = _Batches(MirrorJob(here, link.producer_id, folder, link.generation))
         batches.start()
         is_stopped = False
         try:

@@ -18,7 +18,7 @@ from tolerant_client.mirror.state.replication_policy import TopicNames
 from tolerant_client.mirror.state.topic_filter import LinkTopics
 from tolerant_client.ops.service.clusters import both
 from tolerant_client.ops.service.run_claim import RunClaim
-from tolerant_client.state_json import decoded
+from tolerant_client.state_json import Whole, decoded
 
 _OPTION: Final = "linkSecrets"  # holds the clusters' passwords: Spark redacts options whose names contain "secret"
 
@@ -73,12 +73,14 @@ class MirrorSettings:
 class MirrorJob:
     """A prepared link as one document for the planner and the copiers, which may be other processes.
 
-    They write their reports to `folder` on the driver (task_reports.py), if there is one.
+    They write their reports to `folder` on the driver (task_reports.py), if there is one.  `generation` is the link's when it was
+    prepared (LinkControl): such a process may be started when a later one has begun.
     """
 
     settings: MirrorSettings
     producer_id: int = NO_PRODUCER
     folder: str | None = None
+    generation: Whole | None = None
 
     @property
     def options(self) -> dict[str, str]:

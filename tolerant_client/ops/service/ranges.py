@@ -114,6 +114,7 @@ class RangesPlanner:
 
     def __init__(self, job: MirrorJob) -> None:
         self._settings = settings = job.settings
+        self._generation = job.generation
         self._clusters: tuple[Cluster, Cluster] | None = None
         self._tasks = max(1, settings.tasks)
         self._refresh_s = float("inf") if settings.refresh_s is None else settings.refresh_s
@@ -210,7 +211,7 @@ class RangesPlanner:
     def _require_not_promoted(self) -> None:
         _, target = self._connected()
         link = self._settings.link
-        if (control := self._within_bound(target, read_control, target, link)) is not None:
+        if (control := self._within_bound(target, read_control, target, link, self._generation)) is not None:
             control.require_not_promoted(link, target)
 
     def _may_be_free(self, now: float) -> bool:
@@ -255,7 +256,8 @@ class RangesPlanner:
         known = {p.topic for p in (*self._scope.ends, *self._scope.leaderless)}
         grow = partial(grow_link, is_identical=self._settings.is_identical)
         if not self._has_planned:
-            self._control = source.run(read_control, target, link)
+            self._control = source.run(read_control, target, link, self._generation)
+            self._control.require_not_promoted(link, target)
             self._mapped = source.run(partial(mapped_topics, within_s=BOUND_S), target, link, self._control)
         mapped = self._mapped._replace(partitions=frozenset({*self._mapped.partitions, *self._scope.ends}))
         planned = source.run(grow, source, target, topics, link, known, self._control, mapped)
@@ -299,6 +301,7 @@ class RangesCopier:
             run=settings.run,
             shares=max(1, settings.tasks),
             file_options=settings.file_options,
+            generation=job.generation,
         )
         self._is_tail = not settings.once
         self._hold_ms, self._lease_ms = (0, 0) if settings.once else (settings.hold_ms, settings.lease_ms)

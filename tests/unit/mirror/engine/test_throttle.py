@@ -96,7 +96,7 @@ def test_a_copier_takes_the_rate_it_was_started_with_unless_the_operator_says_an
 
 
 @pytest.mark.parametrize(("given", "rate"), [(None, None), (5_000, 5_000)])
-def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(
+def test_the_rate_and_the_generation_of_a_link_go_through_spark_to_its_tasks(
     tmp_path: Path, given: int | None, rate: int | None
 ) -> None:
     pytest.importorskip("pyspark")
@@ -109,9 +109,9 @@ def test_the_rate_of_a_link_goes_through_spark_to_its_tasks(
         getattr(query, step).return_value = query
     query.writeStream = query
     settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders", bytes_per_s=given)
-    start(settings, PreparedLink(7, (), {}), MagicMock(readStream=query), tmp_path)
+    start(settings, PreparedLink(7, (), {}, generation=3), MagicMock(readStream=query), tmp_path)
     writer = RangesStreamWriter(query.options.call_args.kwargs)
-    assert writer._link.bytes_per_s == rate
+    assert (writer._link.bytes_per_s, writer._link.generation) == (rate, 3)
 
 
 def test_a_copier_of_translated_offsets_knows_its_rate_before_a_second_has_passed() -> None:

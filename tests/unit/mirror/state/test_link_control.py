@@ -715,6 +715,31 @@ def test_a_process_of_a_former_life_may_not_write_in_the_next() -> None:
     assert watch._as_of_our_life(LinkControl(bytes_per_s=5)) == LinkControl(bytes_per_s=5)
 
 
+@pytest.mark.parametrize(("generation", "is_ours"), [(1, True), (2, True), (None, True), (0, False)])
+def test_a_process_that_is_started_for_a_former_life_does_not_belong_to_the_next(
+    monkeypatch: pytest.MonkeyPatch, generation: int | None, is_ours: bool
+) -> None:
+    """A new worker of an old job: it has read nothing before."""
+    topic = ControlTopic(monkeypatch)
+
+    async def run() -> None:
+        await topic.change(topics=ORDERS, generation=1, adopted={P: 9})
+        watch = ControlWatch(cast(Cluster, topic), "dr", generation)
+        assert (await watch.refresh()).is_promoted is not is_ours
+        await topic.change(copied={P: 10})
+        assert (await watch.refresh()).is_promoted is not is_ours
+        if is_ours:
+            await watch.require_not_promoted()
+        else:
+            with pytest.raises(
+                LinkPromotedError, match="Link dr was promoted: its target belongs to its own producers"
+            ):
+                await watch.require_not_promoted()
+        assert await topic.read() == LinkControl(topics=ORDERS, generation=1, adopted={P: 9}, copied={P: 10})
+
+    asyncio.run(run())
+
+
 # -- failback -----------------------------------------------------------------
 
 

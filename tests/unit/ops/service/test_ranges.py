@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from kafka.structs import TopicPartition
 from spark_integration.mirror.mirror_job import original_error
 from spark_integration.mirror.stream_ranges import RangesStreamReader, RangesStreamWriter
 from tolerant_client.cluster.admin.offsets import LedOffsets
+from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import (
     ClusterUnreachableError,
     LinkPromotedError,
@@ -203,6 +205,25 @@ def test_a_mirror_waits_for_topics_once_it_runs(monkeypatch: pytest.MonkeyPatch,
     assert known == [MappedTopics(frozenset({had}))], "what the map or this run has copied may be gone from the source"
 
 
+def test_a_planner_of_a_former_life_of_its_link_creates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark may start it again when the link was promoted, and prepared again."""
+    asked: list[Any] = []
+
+    class Clusters:
+        def run(self, *arguments: Any) -> LinkControl:
+            asked.append(arguments)
+            return LinkControl(
+                is_promotion_begun=True, is_fenced=True
+            )  # as a later one is to who belongs to generation 3
+
+    made = RangesStreamReader(MirrorJob(TAIL, 7, None, 3).options)
+    target = Mock(spec=Cluster, file_options="--link dr")
+    monkeypatch.setattr(made, "_connected", lambda: (Clusters(), target))
+    with pytest.raises(LinkPromotedError, match="was promoted: its target belongs to its own producers"):
+        made.initialOffset()
+    assert asked == [(read_control, target, TAIL.link, 3)]
+
+
 def test_tail_mode_plans_all_partitions_without_an_end_each_time() -> None:
     made = reader(TAIL)
     (rows,) = planned(made)
@@ -324,13 +345,14 @@ def test_planner_and_copier_are_told_the_whole_job(policy: DefaultReplicationPol
         from_ms=1,
         until_ms=2,
     )
-    job = MirrorJob(settings, 7, "folder")
+    job = MirrorJob(settings, 7, "folder", 3)
     assert MirrorJob.of(job.options) == job
     assert type(MirrorJob.of(job.options).settings.names.policy) is type(policy)  # type: ignore[union-attr]
     written = RangesStreamWriter(job.options)._link
     assert (written.producer_id, written.policy, written.names, written.shares, written.bytes_per_s, written.run) == (
         7, losses, topics.names, 3, 5, settings.run,
     )  # fmt: skip
+    assert written.generation == 3 and written.key() != replace(written, generation=4).key()
 
 
 @pytest.mark.parametrize("made", [RangesStreamReader, RangesStreamWriter])

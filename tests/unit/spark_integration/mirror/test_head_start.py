@@ -12,6 +12,7 @@ from kafka.structs import TopicPartition
 from spark_integration.mirror import head_start
 from spark_integration.mirror.head_start import HeadStart
 from tolerant_client.errors import DataLossError, LinkPromotedError, RecoveryExhaustedError
+from tolerant_client.mirror.engine.prepare import PreparedLink
 from tolerant_client.mirror.state.claims_record import Waiting
 from tolerant_client.ops.service.link_state import TaskReport
 from tolerant_client.ops.service.mirror_settings import MirrorSettings
@@ -47,7 +48,7 @@ def copied(
     monkeypatch.setattr(RangesCopier, "held", lambda _: holds.pop(0) if holds else set())
     monkeypatch.setattr(head_start, "close_workers", lambda: closed.append(True))
     settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders", once=once, tasks=4)
-    found = HeadStart(settings, 1, folder / "here")
+    found = HeadStart(settings, PreparedLink(1, (), {}), folder / "here")
     found.start()
     found.join(10)
     assert not found.is_alive() and closed == [True]
