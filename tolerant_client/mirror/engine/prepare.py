@@ -89,9 +89,10 @@ async def prepare_link(
     TargetDivergedError, and DataLossError if the policy is to fail.  Nothing was written then, unless a cluster became
     unreachable, or the target refused to create a topic.
     """
-    planned, control, into_source = await _check_link(
+    checked = await _check_link(
         source, target, topics, link, goes_on=goes_on, has_start=from_ms is not None, is_identical=not is_translated
     )
+    planned, control = checked.planned, checked.control
     names = [topic.name for topic in planned.topics.copied]
     if is_translated:
         if control.tells_no_start:
@@ -104,8 +105,8 @@ async def prepare_link(
         starts, ids = await starts_of_range(*asked, is_translated=is_translated)
     control = control.with_starts(starts, ids)
     claim(names)
-    checked = source, target, link, planned, control, None if goes_on else policy
-    own = await (_begin_translated(*checked) if is_translated else _begin_identical(*checked, into_source))
+    begin = _begin_translated if is_translated else _begin_identical
+    own = await begin(checked._replace(control=control), None if goes_on else policy)
 
     def forget(now: LinkControl) -> LinkControl:
         now = now.without(own.planned.deleted, control).knowing(own.moves)
@@ -128,6 +129,17 @@ async def prepare_link(
     return PreparedLink(own_id, created, ends, warnings, made.waiting, {**new, **begins}, control.generation)
 
 
+class _Checked(NamedTuple):
+    """A link that may start, its plan, its control, and the controls of the links into its source; nothing is written yet."""
+
+    source: Cluster
+    target: Cluster
+    link: str
+    planned: PlannedLink
+    control: LinkControl
+    into_source: Controls | None
+
+
 class _Begins(NamedTuple):
     """A link that has been checked, of which nothing is written yet: its plan without the topics that are `left_out`.
 
@@ -143,54 +155,38 @@ class _Begins(NamedTuple):
     warnings: Sequence[str] = ()
 
 
-async def _begin_translated(
-    source: Cluster,
-    target: Cluster,
-    link: str,
-    planned: PlannedLink,
-    control: LinkControl,
-    policy: MirrorPolicy | None,
-) -> _Begins:
+async def _begin_translated(checked: _Checked, policy: MirrorPolicy | None) -> _Begins:
     """Refuses losses by the policy, if one is given, and creates the link's map."""
+    source, target, link, planned, control, _ = checked
     known = planned.topics.refused.keys()
     planned, lost = await without_lost(source, target, link, control, planned)
     unmapped: list[str] = []
     if policy is not None:
         if gone := [p for p in lost if not control.pauses(p)]:
             raise TargetDivergedError(f"{names_of(gone)}: {TRANSLATED_COPY_DELETED}")
-        unmapped = await _refuse_losses(source, target, link, planned, policy, control)
+        unmapped = await _refuse_losses(checked._replace(planned=planned), policy)
     map_id = await ensure_map_topic(target, link, control)
     return _Begins(planned, map_id=map_id, left_out=planned.topics.refused.keys() - known, warnings=unmapped)
 
 
-async def _begin_identical(
-    source: Cluster,
-    target: Cluster,
-    link: str,
-    planned: PlannedLink,
-    control: LinkControl,
-    policy: MirrorPolicy | None,
-    into_source: Controls | None,
-) -> _Begins:
+async def _begin_identical(checked: _Checked, policy: MirrorPolicy | None) -> _Begins:
     """Takes the link's producer id, and refuses target logs that differ, and losses by the policy, if one is given."""
+    source, target, link, planned, control, into_source = checked
     producer_id, former = await init_producer_id(target, control.producer_name(link)), FormerCopies()
     if control.tells_no_start:
         there = list(partitions_of((*planned.topics.existing, *planned.topics.grow)))
         former = await former_copies(target, planned.alone, there, producer_id)
     if policy is not None:
-        await _refuse_differences(
-            source, target, planned, producer_id, Ledger(target, link), policy, control, into_source
-        )
+        await _refuse_differences(checked, producer_id, policy)
     moves: dict[str, int] = {}
     if into_source is not None:
         moves = known_moves(into_source.links, (topic.name for topic in planned.topics.copied), source.wire_topic)
     return _Begins(planned, producer_id, former=former, moves=moves)
 
 
-async def _refuse_losses(
-    source: Cluster, target: Cluster, link: str, planned: PlannedLink, policy: MirrorPolicy, control: LinkControl
-) -> list[str]:
+async def _refuse_losses(checked: _Checked, policy: MirrorPolicy) -> list[str]:
     """As _refuse_differences, with translated offsets: what its map and both logs show, and what others have copied; warnings."""
+    source, target, link, planned, control, _ = checked
     partitions = [p for p in planned.ends if not control.pauses(p)]
     foreseen = await foresee(source, target, link, control, partitions, partitions)
     for p, one in foreseen.items():
@@ -224,8 +220,8 @@ async def _check_link(
     goes_on: bool,
     has_start: bool,
     is_identical: bool,
-) -> tuple[PlannedLink, LinkControl, Controls | None]:
-    """The plan of a link that may start, at a time if it `has_start`, its control, and links_into its source; writes nothing."""
+) -> _Checked:
+    """A link that may start, at a time if it `has_start`; writes nothing."""
     control = await read_control(target, link)
     if control.is_hidden:
         raise start_without_orders(link)
@@ -249,19 +245,12 @@ async def _check_link(
     if has_start:
         require_all_led(planned.waiting)
     warnings = (*planned.warnings, *others.warnings, *unseen)
-    return replace(planned, topics=replace(planned.topics, warnings=warnings)), control, into_source
+    planned = replace(planned, topics=replace(planned.topics, warnings=warnings))
+    return _Checked(source, target, link, planned, control, into_source)
 
 
-async def _refuse_differences(
-    source: Cluster,
-    target: Cluster,
-    planned: PlannedLink,
-    producer_id: int,
-    ledger: Ledger,
-    policy: MirrorPolicy,
-    control: LinkControl,
-    into_source: Controls | None,
-) -> None:
+async def _refuse_differences(checked: _Checked, producer_id: int, policy: MirrorPolicy) -> None:
+    source, target, link, planned, control, into_source = checked
     topics = (*planned.topics.existing, *planned.topics.grow)
     there = await target.partitions(topic.name for topic in topics)
     both = [p for p in partitions_of(topics) if p in planned.ends and p.partition in there.get(p.topic, ())]
@@ -271,7 +260,7 @@ async def _refuse_differences(
         return
 
     async def check() -> None:
-        asked = source, target, partitions, producer_id, ledger
+        asked = source, target, partitions, producer_id, Ledger(target, link)
         states = await read_append_states(*asked, control=control, into_source=into_source, at_high_watermark=True)
         for partition in partitions:
             state = states.get(partition)

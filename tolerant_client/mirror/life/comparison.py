@@ -17,7 +17,7 @@ from tolerant_client.errors import TargetDivergedError, TolerantClientError, tex
 from tolerant_client.mirror.batches.losses import Loss
 from tolerant_client.mirror.engine.identical.difference import EmptiedLogError, OpenTransaction
 from tolerant_client.mirror.engine.identical.resume_point import Found, read_append_states
-from tolerant_client.mirror.engine.translated.foresight import Foreseen, foresee
+from tolerant_client.mirror.engine.translated.foresight import Foreseen, foresee, stopped
 from tolerant_client.mirror.life.mirrors import copied_now, within_bound
 from tolerant_client.mirror.logs.reading import require_readable
 from tolerant_client.mirror.state.ledger import Ledger
@@ -137,10 +137,10 @@ async def compare_ends(
     """
     if is_translated and not control.is_promotion_begun:
         foreseen = await foresee(source, target, ledger.link, control, partitions)
-        stopped = {p: error for p, one in foreseen.items() if (error := one.error) is not None}
-        lost = frozenset(p for p, error in stopped.items() if isinstance(error, TargetDivergedError))
-        counted = frozenset(p for p in stopped if is_counted(foreseen[p]))
-        return Comparison({p: text_of(error) for p, error in stopped.items()}, lost=lost, counted=counted)
+        stops = stopped(foreseen)
+        lost = frozenset(p for p, error in stops.items() if isinstance(error, TargetDivergedError))
+        counted = frozenset(p for p in stops if is_counted(foreseen[p]))
+        return Comparison({p: text_of(error) for p, error in stops.items()}, lost=lost, counted=counted)
     if not is_translated:
         control = await with_own_id(target, ledger.link, control)
     if not is_comparable(control, is_translated):

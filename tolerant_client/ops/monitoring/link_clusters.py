@@ -68,7 +68,7 @@ class LinkClusters:
         """The open transactions that hold back these source partitions, given by last stable offset and high watermark."""
         return self._ask(self._source, find_held, self._source, spans)
 
-    def unlike(
+    def unproved(
         self, partitions: Collection[TopicPartition], control: LinkControl, is_translated: bool
     ) -> Collection[TopicPartition]:
         """Those of these partitions of which it is unknown how much is copied: their logs differ, as `status` finds it, or tell nothing."""

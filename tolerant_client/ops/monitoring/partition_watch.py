@@ -23,7 +23,7 @@ _HELD_INTERVAL_S = 10.0
 _HELD_AFTER_MS = 5_000  # most transactions have ended by then
 _MOST_HELD = 50  # partitions for which the open transactions are asked
 _SIZES_INTERVAL_S = 60.0
-_UNLIKE_INTERVAL_S = 30.0
+_UNPROVED_INTERVAL_S = 30.0
 _AGAIN_S = 5.0  # after a question failed
 
 States = Mapping[TopicPartition, PartitionState]
@@ -76,9 +76,9 @@ class PartitionWatch:
         self._sizes: Mapping[TopicPartition, float] = {}
         self._held = Standstill()
         self._still = Standstill()
-        self._unlike: Collection[TopicPartition] = ()
+        self._unproved: Collection[TopicPartition] = ()
         self._blocked: Collection[TopicPartition] = ()
-        self._held_at = self._sizes_at = self._unlike_at = float("-inf")
+        self._held_at = self._sizes_at = self._unproved_at = float("-inf")
 
     def states(
         self,
@@ -101,7 +101,7 @@ class PartitionWatch:
             positions = {}
         if may_ask:
             self._compare(clusters, state, state.report.blocked.keys() & positions.keys(), now)
-        positions = {p: at for p, at in positions.items() if p not in self._unlike}
+        positions = {p: at for p, at in positions.items() if p not in self._unproved}
         rates = self._rates.of(now, positions)
         topics = sizes_by_topic(state.report.copied)
         states = {
@@ -131,12 +131,12 @@ class PartitionWatch:
         self, clusters: LinkClusters, state: LinkState, blocked: Collection[TopicPartition], now: float
     ) -> None:
         """Asks which blocked partitions' logs differ, at once if others are blocked than before."""
-        is_due = bool(blocked) and now - self._unlike_at >= _UNLIKE_INTERVAL_S
-        self._unlike = [p for p in self._unlike if p in blocked]
+        is_due = bool(blocked) and now - self._unproved_at >= _UNPROVED_INTERVAL_S
+        self._unproved = [p for p in self._unproved if p in blocked]
         if is_due or not set(blocked) <= set(self._blocked):
-            found = quietly(clusters.unlike, sorted(blocked), state.control, not self._is_identical)
-            self._unlike = blocked if found is None else found
-            self._unlike_at = now if found is not None else now - _UNLIKE_INTERVAL_S + _AGAIN_S
+            found = quietly(clusters.unproved, sorted(blocked), state.control, not self._is_identical)
+            self._unproved = blocked if found is None else found
+            self._unproved_at = now if found is not None else now - _UNPROVED_INTERVAL_S + _AGAIN_S
         self._blocked = blocked
 
     def _read_sizes(self, clusters: LinkClusters, states: States, now: float) -> None:

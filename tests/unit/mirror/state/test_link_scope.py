@@ -692,14 +692,15 @@ def test_a_start_writes_when_the_links_topics_were_last_moved_to_its_source(monk
 
     moved = {"t": MovedTopic(5), "own": MovedTopic(9)}
     there = Controls({"A-B": LinkControl(primary_since=moved)})
-    check = (PlannedLink(TopicsPlan((TopicSpec("t", 1, 1, {}),), ()), {}, {}), LinkControl(), there)
-    monkeypatch.setattr(prepare, "_check_link", AsyncMock(return_value=check))
+    cluster = Mock(spec=Cluster, wire_topic=str)
+    planned = PlannedLink(TopicsPlan((TopicSpec("t", 1, 1, {}),), ()), {}, {})
+    checked = prepare._Checked(cluster, cluster, "B-A", planned, LinkControl(), there)
+    monkeypatch.setattr(prepare, "_check_link", AsyncMock(return_value=checked))
     monkeypatch.setattr(prepare, "init_producer_id", AsyncMock(return_value=7))
     monkeypatch.setattr(prepare, "former_copies", AsyncMock(return_value=FormerCopies()))
     monkeypatch.setattr(prepare, "write_down", write_down)
     monkeypatch.setattr(prepare, "make_topics", AsyncMock(side_effect=InterruptedError))
     with pytest.raises(InterruptedError):
-        cluster = Mock(spec=Cluster, wire_topic=str)
         asyncio.run(prepare.prepare_link(cluster, cluster, "t", "B-A", goes_on=True))
     (change,) = written_with
     assert change(LinkControl(known_moves={"former": 2})).known_moves == {"former": 2, "t": 5}

@@ -87,8 +87,8 @@ class Clusters:
         self.asked.append(("held", spans))
         return self.open
 
-    def unlike(self, partitions: Any, control: LinkControl, is_translated: bool) -> set[TopicPartition]:
-        self.asked.append(("unlike", (partitions, is_translated)))
+    def unproved(self, partitions: Any, control: LinkControl, is_translated: bool) -> set[TopicPartition]:
+        self.asked.append(("unproved", (partitions, is_translated)))
         if self.others is None:
             raise ClusterUnreachableError("away")
         return self.others & set(partitions)
@@ -215,7 +215,7 @@ def test_the_lag_of_a_blocked_partition_is_unknown_while_its_logs_differ(
     watch, acked = Watch(monkeypatch, link(offsets=offsets)), {FIRST: 4, SECOND: 10}
 
     def asked() -> list[Any]:
-        return [what for name, what in watch.clusters.asked if name == "unlike"]
+        return [what for name, what in watch.clusters.asked if name == "unproved"]
 
     watch.tell(report(1, acked=acked))
     assert (watch.after(0).partitions[FIRST].lag_offsets, asked()) == (6, []), "nothing is blocked"

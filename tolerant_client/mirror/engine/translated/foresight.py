@@ -144,5 +144,9 @@ async def contradicted(
 
     A topic was created again, a log is shorter than the copy, an election cut the source's, or retention took what was not copied.
     """
-    foreseen = await foresee(source, target, link, control, partitions)
+    return stopped(await foresee(source, target, link, control, partitions))
+
+
+def stopped(foreseen: Mapping[TopicPartition, Foreseen]) -> dict[TopicPartition, TolerantClientError]:
+    """What stops the mirror first of each partition that it stops.  Pure."""
     return {p: error for p, one in foreseen.items() if (error := one.error) is not None}
