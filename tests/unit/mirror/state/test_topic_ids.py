@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import kafka.errors as Errors
 import pytest
+from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import MetadataRequest
+from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.topics import present_ids, topic_ids
 from tolerant_client.mirror.engine.translated.shared_reads import SharedReads
+from tolerant_client.mirror.state.carriers import Written
 from tolerant_client.mirror.state.control_topic import ControlWatch
 from tolerant_client.mirror.state.link_control import TopicIds
 from tolerant_client.mirror.state.topics import read_ids
@@ -91,3 +95,26 @@ def test_a_translated_link_waits_for_the_id_of_a_topic_that_is_said_to_be_unknow
     with pytest.raises(Errors.UnknownTopicOrPartitionError, match="the source has no topic orders"):
         asyncio.run(reads._read_topic("orders"))
     assert asyncio.run(reads._read_topic("orders")).ids == (str(OLD), str(NEW))
+
+
+def test_which_logs_the_copiers_have_written_is_asked_of_all_of_them_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start into topics of others asks for thousands of logs without a row."""
+    asked: list[Any] = []
+
+    async def find_written(_: Any, producer_ids: set[int], partitions: Iterable[TopicPartition]) -> Written:
+        asked.append((producer_ids, set(partitions)))
+        return Written(frozenset(p for p in partitions if p.partition == 2))
+
+    monkeypatch.setattr("tolerant_client.mirror.engine.translated.shared_reads.find_written", find_written)
+    with closing(NetworkSelector()) as net:
+        cluster: Any = SimpleNamespace(net=net, by_own_names=lambda: None)
+        reads = SharedReads(cluster, cluster, ControlWatch(cluster, "link"), lambda: 0.0)
+
+        async def ask() -> list[bool]:
+            places = [TopicPartition("orders", n) for n in range(4)]
+            asking = [net.call_soon_with_future(reads.has_written, p, 70 + p.partition) for p in places]
+            return [await one for one in asking]
+
+        assert net.run(ask) == [False, False, True, False]
+    assert sum(len(partitions) for _, partitions in asked) == 4 and len(asked) <= 2
+    assert all(ids == {70 + p.partition for p in partitions} for ids, partitions in asked)

@@ -22,7 +22,6 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.cluster import EARLIEST, Cluster
 from tolerant_client.cluster.partition_fetch import fetch_alone
 from tolerant_client.mirror.logs.reading import read_headers
-from tolerant_client.mirror.state.carriers import find_written
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.records.record_batch import ABORT, BatchHeader, control_type
 from tolerant_client.records.record_sets import iter_record_sets
@@ -77,11 +76,6 @@ async def is_uncommitted(target: Cluster, partition: TopicPartition, offset: int
             return control_type(batch) == ABORT
         until = header.next_offset
     return until >= end
-
-
-async def has_written(target: Cluster, partition: TopicPartition, producer_id: int) -> bool:
-    """Whether the log has batches of this producer, as its leader remembers, or the batches show that are looked at (carriers.py)."""
-    return partition in (await find_written(target, [producer_id], [partition])).own
 
 
 async def next_copies(

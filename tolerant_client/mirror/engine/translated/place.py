@@ -45,7 +45,7 @@ from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import require_no_copy, require_not_there
 from tolerant_client.mirror.engine.translated.first_other import first_other
-from tolerant_client.mirror.engine.translated.own_copies import further_copies, has_written, is_uncommitted
+from tolerant_client.mirror.engine.translated.own_copies import further_copies, is_uncommitted
 from tolerant_client.mirror.engine.translated.shared_reads import FRESH_S, SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
@@ -151,7 +151,7 @@ class Place:
         target, partition, row, copy = self._link.target, self.partition, self.row, None
         if row is None or row.is_former(self.ids):
             row = None
-            is_lost = end > 0 and not is_adopted and await has_written(target, partition, producer_id)
+            is_lost = end > 0 and not is_adopted and await self._reads.has_written(partition, producer_id)
         else:
             start, is_lost = row.target_until, False
             if end > start + row.has_copied:  # beyond the marker of the last copy

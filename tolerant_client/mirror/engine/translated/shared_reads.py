@@ -26,6 +26,7 @@ from tolerant_client.mirror.engine.reader import Reader
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import Origin, origins, other_copies
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair
+from tolerant_client.mirror.state.carriers import find_written
 from tolerant_client.mirror.state.control_topic import ControlsWatch, ControlWatch
 from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.map_rows import LastRow, read_last_rows
@@ -131,6 +132,12 @@ class SharedReads:
         ) -> dict[TopicPartition, tuple[Mm2Copy, ...]]:
             return await copies_of_mm2(source, positions, partitions)
 
+        async def written(
+            target: Cluster, _: str, partitions: Collection[TopicPartition]
+        ) -> dict[TopicPartition, bool]:
+            producer_ids = {self._producer_ids[p] for p in partitions}  # each has batches in its own log alone
+            return dict.fromkeys((await find_written(target, producer_ids, partitions)).own, True)
+
         into_source, into_target = ControlsWatch(source.by_own_names()), ControlsWatch(target)
         positions = KnownPositions(target)
         self.maps = KnownMaps(clock)
@@ -140,6 +147,8 @@ class SharedReads:
         self._map_epochs = _Recent(target, self._map_epoch, FRESH_S, clock)
         # By partition of the map: a leader that does not respond delays no rows of the others.
         self._last_rows = defaultdict[TopicPartition, _Asked[LastRow]](lambda: _Asked(target, link, last_rows))
+        self._producer_ids: dict[TopicPartition, int] = {}
+        self._written = _Asked(target, link, written)
         self._link = link
         self.copied_by_others = _Asked(target, link, partial(copied_by_others, known=self.maps, controls=into_target))
         self.other_copies = _Asked(
@@ -151,6 +160,11 @@ class SharedReads:
     async def last_row(self, partition: TopicPartition) -> LastRow:
         """What the map says last of a source partition; raises what read_last_rows does."""
         return await self._last_rows[map_partition(self._link, partition)](partition) or LastRow()
+
+    async def has_written(self, partition: TopicPartition, producer_id: int) -> bool:
+        """Whether the target's log has batches of the partition's copier, as its leader remembers, or the batches show (carriers.py)."""
+        self._producer_ids[partition] = producer_id
+        return bool(await self._written(partition))
 
     async def map_epoch(self, partition: TopicPartition) -> int:
         """The leader epoch of the part of the map with the rows of a source partition, at most FRESH_S old; -1 if it has none."""

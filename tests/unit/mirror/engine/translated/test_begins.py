@@ -86,6 +86,7 @@ def of_mirror(
         topics=AsyncMock(return_value=TopicPair(ids, TopicFacts(False, 1 << 20, None))),
         last_row=AsyncMock(return_value=LastRow(row)),
         map_epoch=AsyncMock(return_value=0),
+        has_written=AsyncMock(return_value=False),
         other_copies=AsyncMock(return_value=()),
         origins=AsyncMock(return_value=()),
         copies_of_mm2=AsyncMock(return_value=()),
@@ -160,7 +161,6 @@ def test_a_plan_begins_every_log_where_the_mirror_begins_it(
         patch.setattr(place, "read_headers", AsyncMock(return_value={}))
         patch.setattr(place, "first_other", AsyncMock(return_value=None))
         patch.setattr(place, "further_copies", AsyncMock(return_value=Further(None, False)))
-        patch.setattr(place, "has_written", AsyncMock(return_value=False))
         patch.setattr(Place, "_has_more", AsyncMock(return_value=False))
         patch.setattr(foresight, "last_rows", AsyncMock(return_value={} if row is None else {P: row}))
         patch.setattr(foresight, "list_led_offsets", led)

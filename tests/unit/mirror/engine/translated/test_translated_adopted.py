@@ -55,6 +55,10 @@ class World:
         self.target_ends: dict[TopicPartition, int] = {}
         self.row: MapRow | None = None
         self.writer: int | None = None  # of rows whose transaction is not over
+        self.copied_untold: tuple[TopicPartition, int] | None = (
+            None  # a log with batches of a producer id, if the map has no row
+        )
+        self.asked: list[Any] = []  # for such logs
         self.losses: dict[TopicPartition, list[LedgerRow]] = {}
         self.told: list[LedgerRow] = []
         self.others: tuple[OtherCopy, ...] = ()
@@ -110,6 +114,10 @@ class World:
         async def map_epoch(_: TopicPartition) -> int:
             return 0
 
+        async def has_written(*of: Any) -> bool:
+            self.asked.append(of)
+            return of == self.copied_untold
+
         link: Any = SimpleNamespace(
             source=SimpleNamespace(list_offsets=source_offsets, list_offsets_and_epochs=source_epochs),
             target=SimpleNamespace(list_offsets=target_offsets, list_offsets_and_epochs=target_epochs),
@@ -126,6 +134,7 @@ class World:
             topics=topics,
             last_row=last_row,
             map_epoch=map_epoch,
+            has_written=has_written,
             other_copies=other_copies,
             origins=none,
             copies_of_mm2=none,
@@ -150,7 +159,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_headers", cleaned)
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.copied_before.require_no_identical_copy", none)
-    monkeypatch.setattr(f"{PLACE}.has_written", none)
     monkeypatch.setattr(f"{PLACE}.further_copies", AsyncMock(return_value=Further(None, False)))
     yield found
     found.net.close()
@@ -585,18 +593,14 @@ def test_a_log_with_copies_of_which_the_map_does_not_tell_gets_none_of_them_twic
 ) -> None:
     """A power failure, or an unclean election, took the newest rows of the map, or all of one of its partitions."""
     world.written = world.value = LinkControl()
-    asked: list[Any] = []
+    asked = world.asked
 
     async def further_copies(*of: Any) -> Further:
         asked.append(of[1:])
         return Further(1_402, False)
 
-    async def has_written(*of: Any) -> bool:
-        asked.append(of[1:])
-        return True
-
     monkeypatch.setattr(f"{PLACE}.further_copies", further_copies)
-    monkeypatch.setattr(f"{PLACE}.has_written", has_written)
+    world.copied_untold = (P, 7)
     monkeypatch.setattr(f"{PLACE}.source_truncations", none)
     if has_row:
         (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_400, -1)
