@@ -67,7 +67,7 @@ from tolerant_client.mirror.state.control_topic import read_control
 from tolerant_client.mirror.state.health import PARTITION_DELETED_ON_SOURCE, Health
 from tolerant_client.mirror.state.ledger import read_ledger
 from tolerant_client.mirror.state.map_rows import clear_deleted, read_maps
-from tolerant_client.mirror.state.map_topic import map_partition, map_topic
+from tolerant_client.mirror.state.map_topic import copier_id, map_partition, map_topic
 from tolerant_client.mirror.state.offset_map import MapRow, OffsetMap, Place, RowKey, Run
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.replication_policy import DefaultReplicationPolicy, TopicNames
@@ -231,6 +231,25 @@ def test_committed_records_are_copied_once_beside_other_writers_and_the_map_tell
     end = read_bounds(source, [TopicPartition(topic, 0)])[TopicPartition(topic, 0)].end
     at_end = maps_of(target, "beside")[TopicPartition(topic, 0)].translate(end)
     assert (at_end.place, at_end.position) == (Place.END, end), "behind the last marker nothing is missing"
+
+
+def test_a_large_copy_that_died_is_aborted_and_the_next_one_goes_on(source: str, target: str) -> None:
+    """It is longer than what is read of a log to find lost rows: what was not read of it is not open."""
+    topic, link = "translated-died", "died"
+    create_topic(source, topic)
+    append_records(source, topic, 5)
+    copy(source, target, topic, link)
+    died = kafka.KafkaProducer(
+        bootstrap_servers=target, transactional_id=copier_id(link, TopicPartition(topic, 0)), max_request_size=1 << 20
+    )
+    died.init_transactions()
+    died.begin_transaction()
+    sent = [died.send(topic, bytes(900_000), partition=0) for _ in range(3)]
+    assert all(one.get(30).offset for one in sent)
+    died.close()  # its transaction is open
+    append_records(source, topic, 5, first=5)
+    copy(source, target, topic, link)
+    require_exact_copy(source, target, topic, link)
 
 
 @pytest.mark.long

@@ -202,9 +202,9 @@ def extend(
     return rows[1:] if is_untouched else rows
 
 
-def begun_again(last: MapRow, ids: tuple[str, str], position: int) -> MapRow:
-    """The new newest row if the source's log is another one from `position` on than that of `last` (Law D)."""
-    began = position if last.has_copied or not last.key.number else min(position, last.runs[0].source)
+def begun_again(last: MapRow, ids: tuple[str, str], began: int, position: int) -> MapRow:
+    """The new newest row if the source's log is another one from `began` on than that of `last` (Law D), and copied from `position` on."""
+    began = began if last.has_copied or not last.key.number else min(began, last.runs[0].source)
     key = last.key._replace(number=last.key.number + last.has_copied)
     # Of a topic that was created again nothing was taken over, and another log of the target has nothing before it.
     is_anew = last.is_adopted and is_another(last.ids[0], ids[0]) or last.is_former(ids)

@@ -48,7 +48,7 @@ def test_a_log_that_was_cut_and_of_which_nothing_is_copied_since_is_the_links_ow
 ) -> None:
     """Where MirrorMaker 2 has a position of its own, or none, it would leave something out, or copy it again."""
     (former,) = extend(None, PLACE, "A.orders", ("one", "two"), [Run(0, 400, 100)], 100, 7)
-    anew = begun_again(former, ("one", "two"), 60)
+    anew = begun_again(former, ("one", "two"), 60, 60)
     (begun_only,) = extend(None, PLACE, "A.orders", ("one", "two"), [], 60, 7)
     rows = {PLACE: anew}
 

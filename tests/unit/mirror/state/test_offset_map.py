@@ -21,6 +21,7 @@ from tolerant_client.mirror.engine.translated.target_checks import (
     find_losses,
     is_same_record,
     overwritten,
+    resumption,
     taken_over,
 )
 from tolerant_client.mirror.state.offset_map import (
@@ -184,13 +185,13 @@ def lives(*rows: MapRow) -> OffsetMap:
 def test_what_was_copied_of_a_former_topic_translates_nothing_of_the_one_that_was_made_anew() -> None:
     (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
     ids = ("another", IDS[1])
-    anew = begun_again(former, ids, 0)
+    anew = begun_again(former, ids, 0, 0)
     assert MapRow.decode(anew.key, anew.encode()) == anew and not anew.has_copied
     assert not lives(former, anew).runs and lives(former, anew).position == 0, "nothing of the new one is copied"
     with pytest.raises(TargetDivergedError, match="ends at offset 499"):
         check_target(anew, "dr", TopicPartition("copy", 3), ids, 499)
     (written,) = extend(anew, PARTITION, "copy", ids, [], 0, -1)
-    assert written == anew and begun_again(anew, ("third", IDS[1]), 5).key == anew.key
+    assert written == anew and begun_again(anew, ("third", IDS[1]), 5, 5).key == anew.key
     (row,) = extend(written, PARTITION, "copy", ids, [Run(2, 501, 30)], 32, 0)
     known = lives(former, written, row)
     assert known.translate(10)[1:3] == (509, Place.RECORD)
@@ -201,7 +202,7 @@ def test_what_was_copied_of_a_former_topic_translates_nothing_of_the_one_that_wa
 
 def test_a_log_that_was_cut_has_its_new_records_from_the_cut_on() -> None:
     (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
-    cut = begun_again(former, IDS, 60)
+    cut = begun_again(former, IDS, 60, 60)
     known = lives(former, cut)
     assert (known.position, known.runs) == (60, [Run(0, 400, 60)])
     assert known.translate(60)[1:3] == (500, Place.END), "not into what the source no longer has"
@@ -253,10 +254,23 @@ def test_a_hole_before_a_log_that_begins_again_is_one() -> None:
     assert (known.source_of(409).place, known.source_of(420).place) == (Place.RECORD, Place.LOST_ROW)
 
 
+def test_a_log_that_was_cut_and_whose_start_is_beyond_that_by_now_has_lost_no_row() -> None:
+    """Retention has deleted what the source had between: it is no record that was copied and is not told of."""
+    (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 20)], 20, 7)
+    found = resumption(former, former, IDS, 26, 30, 0, cut_at=12)
+    assert found.position == 26 and found.row is not None
+    (row,) = extend(found.row, PARTITION, "copy", IDS, [Run(26, 430, 4)], 30, 9)
+    for known in (lives(former, found.row), lives(former, found.row, row)):
+        assert [known.translate(offset).place for offset in (11, 12, 15, 25)] == [
+            Place.RECORD,
+            *[Place.NEXT if len(known.runs) > 1 else Place.END] * 3,
+        ]
+
+
 def test_what_holds_no_records_behind_a_cut_is_translated_to_what_comes_after_it() -> None:
     """An aborted transaction, or what the cleaner took, lies at the cut: the row that begins there still says so."""
     (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
-    cut = begun_again(former, IDS, 60)
+    cut = begun_again(former, IDS, 60, 60)
     (looked,) = extend(cut, PARTITION, "copy", IDS, [], 70, 9)
     known = lives(former, cut, looked)
     assert looked.position == 70 and not looked.has_copied and known.runs == [Run(0, 400, 60)]
@@ -267,14 +281,14 @@ def test_what_holds_no_records_behind_a_cut_is_translated_to_what_comes_after_it
     known = lives(former, cut, looked, row)
     assert known.runs == [Run(0, 400, 60), Run(70, 501, 50), Run(121, 560, 5)]
     assert known.translate(65)[1:3] == (501, Place.NEXT) and known.translate(59)[1:3] == (459, Place.RECORD)
-    again = begun_again(row, IDS, 65)
+    again = begun_again(row, IDS, 65, 65)
     assert lives(former, row, again).runs == [Run(0, 400, 60)] and lives(former, row, again).position == 65
 
 
 def test_of_two_cuts_with_nothing_copied_between_the_first_one_stays() -> None:
     (former,) = extend(None, PARTITION, "copy", IDS, [Run(0, 400, 100)], 100, 7)
-    (looked,) = extend(begun_again(former, IDS, 50), PARTITION, "copy", IDS, [], 60, 9)
-    again = begun_again(looked, IDS, 55)
+    (looked,) = extend(begun_again(former, IDS, 50, 50), PARTITION, "copy", IDS, [], 60, 9)
+    again = begun_again(looked, IDS, 55, 55)
     (row,) = extend(again, PARTITION, "copy", IDS, [Run(56, 501, 40)], 96, 9)
     assert again.position == 55 and lives(former, again).translate(52)[1:3] == (500, Place.END)
     assert lives(former, row).translate(52)[1:3] == (501, Place.NEXT)

@@ -20,7 +20,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError
-from tolerant_client.mirror.engine.translated.own_copies import next_copies, replaced
+from tolerant_client.mirror.engine.translated.own_copies import committed_copy, followed, replaced
 from tolerant_client.mirror.engine.translated.target_checks import (
     Resumption,
     asked_epochs,
@@ -131,10 +131,15 @@ async def _untold_copies(
     target: Cluster, link: str, rows: Mapping[TopicPartition, MapRow], ends: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
     """Committed copies of which the map, whose newest rows are these, does not tell: it has lost rows."""
-    copies = await next_copies(target, rows, ends) if rows else {}
-    # What a mirror at work has committed meanwhile is in the map by now, or about to be.
-    told = await last_told(target, link, copies) if copies else {}
-    return {p: copy for p, copy in copies.items() if told.get(p) == LastRow(rows[p])}
+
+    async def untold(seen: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Without those of which the map tells by now, or is about to: a mirror is at work."""
+        told = await last_told(target, link, seen) if seen else {}
+        return {p: what for p, what in seen.items() if told.get(p) == LastRow(rows[p])}
+
+    producers = await untold(await followed(target, rows) if rows else {})
+    found = {p: await committed_copy(target, p, rows[p].target_until, ends[p], of) for p, of in producers.items()}
+    return await untold({p: copy for p, copy in found.items() if copy is not None})
 
 
 async def contradicted(

@@ -9,13 +9,14 @@ Laws:
 - A row is written before a log's first copy, so that of a log without a row even an aborted copy shows it.
 - Others may have written much there: MOST_BYTES are read, and what was not read shows nothing.
 - Where a log has lost the marker of an aborted copy, the producer's next commit would commit that copy, too: what is open there once
-  the producer's transactions are over (InitProducerId) has to be aborted before.
+  the producer's transactions are over (InitProducerId) has to be aborted before.  The log's leader says what is open (KIP-664); a log
+  that is read in part does not.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 from kafka.structs import TopicPartition
 
@@ -35,34 +36,29 @@ class OwnTransactions:
 
     def __init__(self, producer_id: int) -> None:
         self._producer_id = producer_id
-        self.open_at: int | None = None  # where the first batch begins of the one that is not over yet
+        self._open_at: int | None = None  # where the first batch begins of the one that is not over yet
 
     def feed(self, header: BatchHeader, batch: memoryview) -> int | None:
         """Takes the next batch of the log; where the copies begin that it commits.  Raises RecordBatchError for damage."""
         if header.producer_id != self._producer_id:
             return None
         if not header.is_control:
-            if self.open_at is None and header.record_count:
-                self.open_at = header.base_offset
+            if self._open_at is None and header.record_count:
+                self._open_at = header.base_offset
             return None
-        ended, self.open_at = self.open_at, None
+        ended, self._open_at = self._open_at, None
         return ended if header.record_count and control_type(batch) != ABORT else None
 
 
-class Further(NamedTuple):
-    """What is after the last copy that a map tells of: the offset of a committed copy, and whether one is neither committed nor aborted."""
-
-    committed: int | None
-    is_open: bool
-
-
-async def further_copies(target: Cluster, partition: TopicPartition, start: int, end: int, producer_id: int) -> Further:
-    """What this producer has copied to [start, end), as far as the log is read, up to the first committed copy.  Raises KafkaError."""
+async def committed_copy(
+    target: Cluster, partition: TopicPartition, start: int, end: int, producer_id: int
+) -> int | None:
+    """The offset of a copy in [start, end) that this producer has committed, as far as the log is read.  Raises KafkaError."""
     own = OwnTransactions(producer_id)
     async for header, batch in _batches(target, partition, start, end):
         if (found := own.feed(header, batch)) is not None:
-            return Further(found, False)
-    return Further(None, own.open_at is not None)
+            return found
+    return None
 
 
 async def is_uncommitted(target: Cluster, partition: TopicPartition, offset: int, end: int, producer_id: int) -> bool:
@@ -78,22 +74,15 @@ async def is_uncommitted(target: Cluster, partition: TopicPartition, offset: int
     return until >= end
 
 
-async def next_copies(
-    target: Cluster, rows: Mapping[TopicPartition, MapRow], ends: Mapping[TopicPartition, int]
-) -> dict[TopicPartition, int]:
-    """The committed copies that follow the last ones of which these rows tell, in logs with these ends.  Raises KafkaError.
+async def followed(target: Cluster, rows: Mapping[TopicPartition, MapRow]) -> dict[TopicPartition, int]:
+    """The logs in which the last copy that these rows tell of, and the next batch, are of one producer: its id.  Raises KafkaError.
 
-    Only those are found whose producer wrote the next batch: others, who may write much there, cost one header.  A copier at work
-    may have committed them since the rows were read.
+    What others write there, which may be much, costs one header.
     """
     last = await read_headers(target, {p: row.target_until - 1 for p, row in rows.items()})
-    after = await read_headers(target, {p: rows[p].target_until + 1 for p in last})
-    found = dict[TopicPartition, int]()
-    for p, header in after.items():
-        if header.producer_id == last[p].producer_id and header.is_transactional and not header.is_control:
-            further = await further_copies(target, p, rows[p].target_until, ends[p], header.producer_id)
-            found |= {} if further.committed is None else {p: further.committed}
-    return found
+    after = await read_headers(target, {p: rows[p].target_until + 1 for p in last})  # behind the marker
+    own = {p: header for p, header in after.items() if header.producer_id == last[p].producer_id}
+    return {p: header.producer_id for p, header in own.items() if header.is_transactional and not header.is_control}
 
 
 async def replaced(target: Cluster, last: Mapping[TopicPartition, int]) -> frozenset[TopicPartition]:

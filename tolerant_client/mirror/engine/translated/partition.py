@@ -232,6 +232,7 @@ class TranslatedPartition(CopiedPartition):
         known, position = self.place.row, await self.place.read(self._producer.producer_id)
         if self.place.is_open:
             await self._producer.open()
+            await self._producer.take_over()
             raise Errors.OffsetNotAvailableError(
                 f"{self}: a copy has lost the marker that aborted it; it is aborted again"
             )

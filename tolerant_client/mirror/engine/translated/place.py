@@ -45,7 +45,7 @@ from tolerant_client.mirror.engine.strategy import CopiedLink
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import require_no_copy, require_not_there
 from tolerant_client.mirror.engine.translated.first_other import first_other
-from tolerant_client.mirror.engine.translated.own_copies import further_copies, is_uncommitted
+from tolerant_client.mirror.engine.translated.own_copies import committed_copy, is_uncommitted
 from tolerant_client.mirror.engine.translated.shared_reads import FRESH_S, SharedReads
 from tolerant_client.mirror.engine.translated.target_checks import (
     LostOffsets,
@@ -155,8 +155,9 @@ class Place:
         else:
             start, is_lost = row.target_until, False
             if end > start + row.has_copied:  # beyond the marker of the last copy
-                copy, is_open = await further_copies(target, partition, start, end, producer_id)
-                is_lost, self.is_open = copy is not None, self.is_open or is_open
+                copy = await committed_copy(target, partition, start, end, producer_id)
+                self.is_open = self.is_open or producer_id in (await self._reads.open_producers(partition) or ())
+                is_lost = copy is not None
         if is_lost:
             raise lost_rows(row, self._link.name, partition, copy)
 

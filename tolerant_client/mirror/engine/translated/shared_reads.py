@@ -32,6 +32,7 @@ from tolerant_client.mirror.state.known_maps import KnownMaps
 from tolerant_client.mirror.state.map_rows import LastRow, read_last_rows
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.mm2_positions import KnownPositions
+from tolerant_client.mirror.state.open_transactions import open_transactions
 from tolerant_client.mirror.state.topics import topic_facts
 
 _FACTS_LAST_S = 5.0
@@ -110,7 +111,7 @@ class SharedReads:
     """Reads of a link's map and of its topics; on the event loop that both clusters share.
 
     `copied_by_others` gives the error for a target log that the link may not write beside another link, `other_copies` what other links
-    have copied there, as their maps say, `origins` the links that have copied it from there to the source, `copies_of_mm2` what
+    have copied there, as their maps say, `open_producers` the ids of those with open transactions in it, as far as brokers tell, `origins` the links that have copied it from there to the source, `copies_of_mm2` what
     MirrorMaker 2 has copied there.
     """
 
@@ -138,6 +139,14 @@ class SharedReads:
             producer_ids = {self._producer_ids[p] for p in partitions}  # each has batches in its own log alone
             return dict.fromkeys((await find_written(target, producer_ids, partitions)).own, True)
 
+        async def opened(
+            target: Cluster, _: str, partitions: Collection[TopicPartition]
+        ) -> dict[TopicPartition, set[int]]:
+            found = defaultdict[TopicPartition, set[int]](set)
+            for one in await open_transactions(target, partitions):
+                found[one.partition].add(one.producer_id)
+            return found
+
         into_source, into_target = ControlsWatch(source.by_own_names()), ControlsWatch(target)
         positions = KnownPositions(target)
         self.maps = KnownMaps(clock)
@@ -149,6 +158,7 @@ class SharedReads:
         self._last_rows = defaultdict[TopicPartition, _Asked[LastRow]](lambda: _Asked(target, link, last_rows))
         self._producer_ids: dict[TopicPartition, int] = {}
         self._written = _Asked(target, link, written)
+        self.open_producers = _Asked(target, link, opened)
         self._link = link
         self.copied_by_others = _Asked(target, link, partial(copied_by_others, known=self.maps, controls=into_target))
         self.other_copies = _Asked(

@@ -185,7 +185,7 @@ def resumption(
         return Resumption(max(start, least), None)
     if row.is_former(ids):
         position = max(start, least)
-        return Resumption(position, begun_again(row, ids, position), adopted_until=0)
+        return Resumption(position, begun_again(row, ids, position, position), adopted_until=0)
     moved = not_before(row, ids[0], least)
     losses = tuple(find_losses(moved, ids[0], start, end, cut_at))
     if not losses:
@@ -195,7 +195,8 @@ def resumption(
         return Resumption(max(start, moved.position), row, losses=losses)
     is_anew = is_another(row.ids[0], ids[0])
     position = max(start, least if is_anew else cut)
-    return Resumption(position, begun_again(moved, ids, position), False, 0 if is_anew else position, losses)
+    began = begun_again(moved, ids, position if is_anew else cut, position)
+    return Resumption(position, began, False, 0 if is_anew else position, losses)
 
 
 def find_losses(

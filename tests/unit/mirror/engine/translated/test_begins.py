@@ -19,7 +19,6 @@ from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.engine.translated import copied_before, foresight, place
 from tolerant_client.mirror.engine.translated.copied_before import find_copied
 from tolerant_client.mirror.engine.translated.foresight import Foreseen, foresee
-from tolerant_client.mirror.engine.translated.own_copies import Further
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import TopicPair, resumption
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -87,6 +86,7 @@ def of_mirror(
         last_row=AsyncMock(return_value=LastRow(row)),
         map_epoch=AsyncMock(return_value=0),
         has_written=AsyncMock(return_value=False),
+        open_producers=AsyncMock(return_value=None),
         other_copies=AsyncMock(return_value=()),
         origins=AsyncMock(return_value=()),
         copies_of_mm2=AsyncMock(return_value=()),
@@ -160,12 +160,12 @@ def test_a_plan_begins_every_log_where_the_mirror_begins_it(
             patch.setattr(module, "source_truncations", cuts)
         patch.setattr(place, "read_headers", AsyncMock(return_value={}))
         patch.setattr(place, "first_other", AsyncMock(return_value=None))
-        patch.setattr(place, "further_copies", AsyncMock(return_value=Further(None, False)))
+        patch.setattr(place, "committed_copy", AsyncMock(return_value=None))
         patch.setattr(Place, "_has_more", AsyncMock(return_value=False))
         patch.setattr(foresight, "last_rows", AsyncMock(return_value={} if row is None else {P: row}))
         patch.setattr(foresight, "list_led_offsets", led)
         patch.setattr(foresight, "replaced", AsyncMock(return_value=frozenset()))
-        patch.setattr(foresight, "next_copies", AsyncMock(return_value={}))
+        patch.setattr(foresight, "followed", AsyncMock(return_value={}))
         patch.setattr(foresight, "read_ids", AsyncMock(return_value={P.topic: ids}))
         for name in ("other_copies", "origins", "copies_of_mm2"):
             patch.setattr(copied_before, name, AsyncMock(return_value={}))

@@ -11,12 +11,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.mirror.engine.translated import own_copies
-from tolerant_client.mirror.engine.translated.own_copies import (
-    Further,
-    further_copies,
-    is_uncommitted,
-    next_copies,
-)
+from tolerant_client.mirror.engine.translated.own_copies import committed_copy, followed, is_uncommitted
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run
 from tolerant_client.records.record_batch import ABORT, BatchHeader, Record, encode_batch, iter_batches, read_header
 
@@ -66,40 +61,36 @@ class Log:
     async def headers(self, _: Any, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, BatchHeader]:
         return {p: read_header(memoryview(self.batches[at])) for p, at in offsets.items() if at < len(self.batches)}
 
-    def further(self, start: int) -> Further:
-        return asyncio.run(further_copies(self.cluster, P, start, len(self.batches), OURS))
+    def committed(self, start: int) -> int | None:
+        return asyncio.run(committed_copy(self.cluster, P, start, len(self.batches), OURS))
 
     def is_uncommitted(self, offset: int) -> bool:
         return asyncio.run(is_uncommitted(self.cluster, P, offset, len(self.batches), OURS))
 
 
 @pytest.mark.parametrize(
-    ("batches", "at", "is_open"),
+    ("batches", "at"),
     [
-        ([(OURS, "commit")], None, False),  # of the last copy that the map tells of
-        ([(OURS, "commit"), (OURS, "copy"), (OURS, "commit")], 1, False),
-        ([(OURS, "commit"), (OURS, "copy"), (OURS, "abort")], None, False),
-        (
-            [(OURS, "commit"), (OURS, "copy"), (OURS, "abort"), (OURS, "copy"), (OURS, "copy"), (OURS, "commit")],
-            3,
-            False,
-        ),
-        ([(THEIRS, "copy"), (OURS, "commit"), (THEIRS, "commit")], None, False),
-        ([(THEIRS, "copy"), (OURS, "copy"), (THEIRS, "abort"), (OURS, "commit")], 1, False),
-        ([(OURS, "copy"), (THEIRS, "copy"), (THEIRS, "commit")], None, True),  # its marker is lost, or is to come
+        ([(OURS, "commit")], None),  # of the last copy that the map tells of
+        ([(OURS, "commit"), (OURS, "copy"), (OURS, "commit")], 1),
+        ([(OURS, "commit"), (OURS, "copy"), (OURS, "abort")], None),
+        ([(OURS, "commit"), (OURS, "copy"), (OURS, "abort"), (OURS, "copy"), (OURS, "copy"), (OURS, "commit")], 3),
+        ([(THEIRS, "copy"), (OURS, "commit"), (THEIRS, "commit")], None),
+        ([(THEIRS, "copy"), (OURS, "copy"), (THEIRS, "abort"), (OURS, "commit")], 1),
+        ([(OURS, "copy"), (THEIRS, "copy"), (THEIRS, "commit")], None),  # it is not over
     ],
 )
 def test_only_what_our_own_marker_commits_is_a_copy(
-    monkeypatch: pytest.MonkeyPatch, batches: list[tuple[int, str]], at: int | None, is_open: bool
+    monkeypatch: pytest.MonkeyPatch, batches: list[tuple[int, str]], at: int | None
 ) -> None:
-    assert Log(monkeypatch, *batches).further(0) == (at, is_open)
+    assert Log(monkeypatch, *batches).committed(0) == at
 
 
 def test_of_a_log_into_which_others_write_much_a_bounded_part_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(monkeypatch, *[(THEIRS, "copy")] * 20_000, (OURS, "copy"), (OURS, "commit"), start=3)
-    assert log.further(0) == (None, False)
+    assert log.committed(0) is None
     assert own_copies.MOST_BYTES <= sum(log.fetched) < 1.2 * own_copies.MOST_BYTES and len(log.fetched) < 12
-    assert log.further(19_000) == (20_000, False)
+    assert log.committed(19_000) == 20_000
 
 
 @pytest.mark.parametrize(
@@ -124,24 +115,20 @@ def test_the_batches_of_these_tests_are_real(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("batches", "found"),
+    ("batches", "is_followed"),
     [
-        ([(OURS, "copy"), (OURS, "commit")], None),
-        ([(OURS, "copy"), (OURS, "commit"), (OURS, "copy"), (OURS, "commit")], 2),
-        ([(OURS, "copy"), (OURS, "commit"), (OURS, "copy"), (OURS, "abort"), (OURS, "copy"), (OURS, "commit")], 4),
-        ([(OURS, "copy"), (OURS, "commit"), (OURS, "copy")], None),  # a mirror is at work
-        (
-            [(OURS, "copy"), (OURS, "commit"), (THEIRS, "copy"), (THEIRS, "commit"), (OURS, "copy"), (OURS, "commit")],
-            None,
-        ),
+        ([(OURS, "copy"), (OURS, "commit")], False),
+        ([(OURS, "copy"), (OURS, "commit"), (OURS, "copy")], True),
+        ([(OURS, "copy"), (OURS, "commit"), (OURS, "commit")], False),
+        ([(OURS, "copy"), (OURS, "commit"), (THEIRS, "copy"), (OURS, "copy"), (OURS, "commit")], False),
     ],
 )
-def test_copies_after_the_last_one_of_the_map_are_foreseen_where_nobody_else_wrote_between(
-    monkeypatch: pytest.MonkeyPatch, batches: list[tuple[int, str]], found: int | None
+def test_whether_the_producer_of_the_last_copy_wrote_the_next_batch_takes_two_headers(
+    monkeypatch: pytest.MonkeyPatch, batches: list[tuple[int, str]], is_followed: bool
 ) -> None:
     log = Log(monkeypatch, *batches)
     monkeypatch.setattr(own_copies, "read_headers", log.headers)
     row = MapRow(RowKey(P, 0), P.topic, ("", ""), 9, 0, (Run(8, 0, 1),))
-    assert asyncio.run(next_copies(log.cluster, {P: row}, {P: len(batches)})) == ({} if found is None else {P: found})
+    assert asyncio.run(followed(log.cluster, {P: row})) == ({P: OURS} if is_followed else {})
     monkeypatch.setattr(own_copies, "read_headers", AsyncMock(return_value={}))  # the cleaner took the last copy
-    assert not asyncio.run(next_copies(log.cluster, {P: row}, {P: len(batches)}))
+    assert not asyncio.run(followed(log.cluster, {P: row}))

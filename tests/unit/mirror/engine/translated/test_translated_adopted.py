@@ -24,7 +24,6 @@ from tolerant_client.mirror.engine.translated import foresight
 from tolerant_client.mirror.engine.translated import place as place_module
 from tolerant_client.mirror.engine.translated.adopted import Adopted
 from tolerant_client.mirror.engine.translated.copied_before import OtherCopy
-from tolerant_client.mirror.engine.translated.own_copies import Further
 from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_losses, taken_over
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -54,6 +53,7 @@ class World:
         self.stable_end: int | None = None
         self.target_ends: dict[TopicPartition, int] = {}
         self.row: MapRow | None = None
+        self.opened: set[int] | None = None  # who has a transaction open in the target's log
         self.writer: int | None = None  # of rows whose transaction is not over
         self.copied_untold: tuple[TopicPartition, int] | None = (
             None  # a log with batches of a producer id, if the map has no row
@@ -114,6 +114,9 @@ class World:
         async def map_epoch(_: TopicPartition) -> int:
             return 0
 
+        async def open_producers(_: TopicPartition) -> set[int] | None:
+            return self.opened
+
         async def has_written(*of: Any) -> bool:
             self.asked.append(of)
             return of == self.copied_untold
@@ -135,6 +138,7 @@ class World:
             last_row=last_row,
             map_epoch=map_epoch,
             has_written=has_written,
+            open_producers=open_producers,
             other_copies=other_copies,
             origins=none,
             copies_of_mm2=none,
@@ -159,7 +163,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.place.read_headers", cleaned)
     monkeypatch.setattr("tolerant_client.mirror.engine.translated.copied_before.require_no_identical_copy", none)
-    monkeypatch.setattr(f"{PLACE}.further_copies", AsyncMock(return_value=Further(None, False)))
+    monkeypatch.setattr(f"{PLACE}.committed_copy", none)
     yield found
     found.net.close()
 
@@ -595,11 +599,11 @@ def test_a_log_with_copies_of_which_the_map_does_not_tell_gets_none_of_them_twic
     world.written = world.value = LinkControl()
     asked = world.asked
 
-    async def further_copies(*of: Any) -> Further:
+    async def committed_copy(*of: Any) -> int:
         asked.append(of[1:])
-        return Further(1_402, False)
+        return 1_402
 
-    monkeypatch.setattr(f"{PLACE}.further_copies", further_copies)
+    monkeypatch.setattr(f"{PLACE}.committed_copy", committed_copy)
     world.copied_untold = (P, 7)
     monkeypatch.setattr(f"{PLACE}.source_truncations", none)
     if has_row:
@@ -621,19 +625,19 @@ def test_a_log_with_copies_of_which_the_map_does_not_tell_gets_none_of_them_twic
 
 
 @pytest.mark.parametrize(
-    ("writer", "is_open", "left"), [(None, False, False), (7, False, True), (8, False, False), (None, True, True)]
+    ("writer", "opened", "is_open"),
+    [(None, None, False), (7, None, True), (8, None, False), (None, {8}, False), (None, {7, 8}, True)],
 )
 def test_what_the_links_own_producer_has_open_has_lost_its_marker(
-    world: World, monkeypatch: pytest.MonkeyPatch, writer: int | None, is_open: bool, left: bool
+    world: World, monkeypatch: pytest.MonkeyPatch, writer: int | None, opened: set[int] | None, is_open: bool
 ) -> None:
-    """Its transactions are over when a log is read.  What a former id of it has open, no commit of it can end."""
+    """Its transactions are over when a log is read.  What others, or a former id of it, have open no commit of it can end."""
     world.written = world.value = LinkControl()
-    monkeypatch.setattr(f"{PLACE}.further_copies", AsyncMock(return_value=Further(None, is_open)))
     monkeypatch.setattr(f"{PLACE}.source_truncations", none)
     (world.row,) = extend(None, P, "orders", IDS, [Run(1_100, 1_100, 300)], 1_400, -1)
-    world.target_ends[P], world.writer = 1_500, writer
+    world.target_ends[P], world.writer, world.opened = 1_500, writer, opened
     place = world.place()
-    assert world.goes_on_at(place) == 1_400 and place.is_open is left
+    assert world.goes_on_at(place) == 1_400 and place.is_open is is_open
 
 
 TAIL = [1_450, 1_480]  # records that a source has between the last copied one, 1,399, and the position, 1,501
@@ -984,14 +988,16 @@ def test_a_start_that_an_operator_gave_a_former_topic_of_the_source_is_none_of_t
 
 
 @pytest.mark.parametrize("meanwhile", [LastRow(begun_at(100)), LastRow(begun_at(90), 7), None])
+@pytest.mark.parametrize("moves_at", [0, 1, 2])
 def test_a_copy_that_the_map_tells_of_by_now_or_is_about_to_is_no_lost_row(
-    monkeypatch: pytest.MonkeyPatch, meanwhile: LastRow | None
+    monkeypatch: pytest.MonkeyPatch, meanwhile: LastRow | None, moves_at: int
 ) -> None:
     """A mirror at work commits between the reads, and the marker in the map may come after that in the copied log."""
     row = begun_at(90)
-    monkeypatch.setattr(foresight, "next_copies", AsyncMock(return_value={P: 95}))
-    monkeypatch.setattr(foresight, "last_told", AsyncMock(return_value={} if meanwhile is None else {P: meanwhile}))
-    asked: Any = None, "dr", {P: row}, {P: 120}
-    assert not asyncio.run(foresight._untold_copies(*asked))
-    monkeypatch.setattr(foresight, "last_told", AsyncMock(return_value={P: LastRow(row)}))
-    assert asyncio.run(foresight._untold_copies(*asked)) == {P: 95}
+    told = [LastRow(row) if at < moves_at else meanwhile for at in range(2)]
+    read = AsyncMock(return_value=95)
+    monkeypatch.setattr(foresight, "followed", AsyncMock(return_value={P: 7}))
+    monkeypatch.setattr(foresight, "committed_copy", read)
+    monkeypatch.setattr(foresight, "last_told", AsyncMock(side_effect=[{P: last} if last else {} for last in told]))
+    found = asyncio.run(foresight._untold_copies(None, "dr", {P: row}, {P: 120}))  # type: ignore[arg-type]
+    assert found == ({P: 95} if moves_at == 2 else {}) and read.await_count == (moves_at > 0)
