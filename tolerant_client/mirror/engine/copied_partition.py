@@ -30,7 +30,8 @@ class CopiedPartition(ABC):
         self.bytes = 0
         self.filled = 0  # offsets in gaps
         self.losses = 0  # ledger rows
-        self.error: TolerantClientError | None = None
+        self.error: TolerantClientError | None = None  # that stopped it
+        self.paused: TolerantClientError | None = None  # by the operator, or by policy until it is checked again
         self.is_released = False  # its owner gave it up, or another process of the run asked for it
         self.position = -1  # the next source offset to be fetched
         self.last_stable_offset = -1  # of the source
@@ -80,9 +81,9 @@ class CopiedPartition(ABC):
         """Whether nothing more is copied: it stopped, or was given up."""
 
     @property
-    @abstractmethod
     def paused_by(self) -> TolerantClientError | None:
-        """Why copying is paused."""
+        """Why copying is paused: also while it is checked again, or cannot be."""
+        return self.paused if self.error is None else None
 
     @property
     @abstractmethod

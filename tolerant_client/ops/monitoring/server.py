@@ -31,7 +31,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.state.health import Reason, worst
+from tolerant_client.mirror.state.health import Health, Reason, worst
 from tolerant_client.ops.monitoring.board import Board
 from tolerant_client.ops.monitoring.health import health_of
 from tolerant_client.ops.monitoring.prometheus import LinkCollector
@@ -204,7 +204,8 @@ def liveness(board: Board, at_ms: int) -> tuple[HTTPStatus, dict[str, Any]]:
     """Whether the process is of use: 503 after a link has failed for good, or if its watch takes no samples any more.
 
     A cluster that does not respond, a partition that is blocked, or a watch that says why it cannot check, is no reason to
-    kill the mirror: `status` and `links` report it, in the words of the page and of `tolerant-kafka status`.
+    kill the mirror: `status` and `links` report it, in the words of the page and of `tolerant-kafka status`.  Until a link was checked
+    nothing is known.
     """
     states = board.states()
     dead = [
@@ -221,7 +222,7 @@ def liveness(board: Board, at_ms: int) -> tuple[HTTPStatus, dict[str, Any]]:
         link: {"health": health, "phase": phase, "reasons": [reason.text for reason in reasons[:_REASONS]]}
         for link, (phase, health, reasons) in found.items()
     }
-    health = worst(Reason(health, "") for _, health, _ in found.values())
+    health = worst(Reason(health, "") for _, health, _ in found.values()) if found else Health.UNKNOWN
     return status, {"status": "dead" if dead else health, "dead": dead, "links": links}
 
 

@@ -181,6 +181,7 @@ def test_nothing_is_no_error() -> None:
 
 def test_health_is_for_whoever_restarts_the_process() -> None:
     board = Board()
+    assert liveness(board, NOW_MS) == (200, {"status": "unknown", "dead": [], "links": {}})  # nothing was checked yet
     board.tell(replace(state(), unreachable={"source": "away"}))
     assert liveness(board, NOW_MS)[0] == 200  # a new process would not reach it either
     assert liveness(board, NOW_MS + 121_000)[0] == 503

@@ -224,8 +224,10 @@ class Flow:
         """Takes a partition that the operator has paused out of the flow, or resumes one that the operator had paused."""
         copy = self.partitions[partition]
         if not is_paused:
-            if copy.phase is Phase.PAUSED and isinstance(copy.error, LinkPausedError):
-                self.want_sync(copy)
+            if isinstance(copy.paused, LinkPausedError):
+                copy.paused = None
+                if copy.phase is Phase.PAUSED:
+                    self.want_sync(copy)
         elif copy.phase is Phase.COPYING:
             copy.trouble(_PAUSED, self.clock())
             self.after_trouble(copy)

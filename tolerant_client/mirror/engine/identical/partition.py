@@ -175,6 +175,7 @@ class PartitionCopy(QueuedPartition):
         if self._troubles.is_absent_for_good(now):
             self.stop(gone(str(self)))
         else:
+            self.paused = None  # another log will be in its place
             self.trouble("the target topic does not exist", now)
 
     def is_too_large(self, log_end: int, rules: AppendRules) -> bool:
@@ -237,13 +238,13 @@ class PartitionCopy(QueuedPartition):
             since, reason = troubles.since, troubles.reasons[-1]
         else:
             return None
-        is_over = self.phase is Phase.STOPPED or self.error is not None
+        is_over = self.error is not None or self.paused is not None
         return None if is_over or now - since < after_s else (since, reason)
 
     def pause(self, error: TolerantClientError, until: float) -> None:
         """Leaves the partition alone for a time, by the user's policy."""
         self.phase = Phase.PAUSED
-        self.error = error
+        self.paused = error
         self.not_before = until
         self._troubles.since = None
 
@@ -253,7 +254,7 @@ class PartitionCopy(QueuedPartition):
             self._ahead_since = now
         self._reached(log_end)
         self.phase = Phase.PAUSED
-        self.error = None
+        self.paused = None
         self.not_before = until
         self._troubles.since = None
 

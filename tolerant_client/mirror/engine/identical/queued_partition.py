@@ -14,7 +14,6 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.produce import add_sequence
-from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.batches.appendable import Appendable, AppendRules, AppendState, cover
 from tolerant_client.mirror.batches.gaps import Gap
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
@@ -87,12 +86,8 @@ class QueuedPartition(CopiedPartition):
         return self.phase is Phase.STOPPED or self.is_released
 
     @property
-    def paused_by(self) -> TolerantClientError | None:
-        return self.error if self.phase is Phase.PAUSED else None
-
-    @property
     def is_settled(self) -> bool:
-        return self.is_stopped or self.phase is Phase.PAUSED or self.has_reached
+        return self.is_stopped or self.phase is Phase.PAUSED or self.paused is not None or self.has_reached
 
     def rests(self, after_s: float, now: float) -> bool:
         """Whether it has nothing to append, and its last append was acknowledged at least `after_s` ago."""
@@ -122,7 +117,7 @@ class QueuedPartition(CopiedPartition):
         self.was_full = False
         self._troubles.absent_since = None
         self.phase = Phase.COPYING
-        self.error = None
+        self.paused = None
         self.former_epoch = -1
         self._checked_at = min(self.read_at, now)
         self._remembered_until_ms = _FORGOTTEN

@@ -62,7 +62,6 @@ class TranslatedPartition(CopiedPartition):
 
     def __init__(self, link: CopiedLink, parts: TranslatedParts, partition: TopicPartition) -> None:
         super().__init__(partition, link.clock())
-        self.paused: TolerantClientError | None = None  # by the operator or by policy; it then waits for the operator
         self.is_done = False
         self.queue = FetchedQueue()
         self.place = Place(link, parts.reads, parts.adopted, partition)
@@ -97,10 +96,6 @@ class TranslatedPartition(CopiedPartition):
     @property
     def is_stopped(self) -> bool:
         return self.error is not None or self.is_released or self.is_done
-
-    @property
-    def paused_by(self) -> TolerantClientError | None:
-        return self.paused if self.error is None else None
 
     @property
     def is_settled(self) -> bool:

@@ -309,7 +309,25 @@ def test_paused_partition_takes_no_part_and_goes_on_once_resumed() -> None:
     assert (copy.phase, copy.not_before) == (Phase.PAUSED, 31.0)
     assert not copy.is_drained
     copy.resume(AppendState(100, PRODUCER, 0, 0), RULES, 32.0)
-    assert (copy.phase, copy.error) == (Phase.COPYING, None)
+    assert (copy.phase, copy.paused_by) == (Phase.COPYING, None)
+
+
+def test_what_policy_has_paused_is_paused_while_it_is_checked_again_and_stops_nothing() -> None:
+    """A check that fails said to the micro-batch that the partition had stopped for good, which ended the mirror."""
+    copy = copying()
+    finding = TargetDivergedError("the source topic was created again")
+    copy.pause(finding, 31.0)
+    for _ in range(2):
+        copy.phase = Phase.SYNCING
+        assert (copy.paused_by, copy.error, copy.is_settled) == (finding, None, True)
+        copy.trouble("its leader does not respond", 32.0)
+        assert (copy.paused_by, copy.error, copy.waits(0.0, 99.0)) == (finding, None, None)
+    copy.phase = Phase.SYNCING
+    copy.absent(33.0)  # an operator has deleted the target's topic: another one comes
+    assert (copy.paused_by, copy.error) == (None, None) and copy.waits(0.0, 34.0) == (
+        32.0,
+        "the target topic does not exist",
+    )
 
 
 # -- law D: a later batch proves the earlier ones -----------------------------
