@@ -22,7 +22,7 @@ from tolerant_client.mirror.state.control_topic import update_control
 from tolerant_client.mirror.state.ledger import Ledger
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.topic_filter import LinkTopics
-from tolerant_client.mirror.verify import slices_comparison, verification
+from tolerant_client.mirror.verify import log_comparison, slices_comparison, verification
 from tolerant_client.mirror.verify.outcome import Difference, Outcome
 from tolerant_client.mirror.verify.report import VerifyReport
 from tolerant_client.mirror.verify.slices import Slice, SliceResult
@@ -170,6 +170,36 @@ def test_a_record_where_the_source_has_a_marker_is_found(clusters: tuple[str, st
         producer.close()
     write(clusters[1], name, [Record(0, T0, None, b"v")] * 4)
     assert run(clusters, name).partitions[0].first_difference == Difference(1, "missing on the source")
+
+
+@pytest.mark.parametrize("full", [0, 64 << 20])
+def test_a_tombstone_where_the_source_has_a_marker_is_found_if_its_key_is_alive_there(
+    clusters: tuple[str, str], topic: Callable[..., str], full: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_comparison, "MAX_UNPROVED_BYTES", full)
+    monkeypatch.setattr(slices_comparison, "_MOST_BYTES", 200)  # a batch for each fetch
+    name = topic(partitions=2, cleanup_policy="compact")
+    producer = kafka.KafkaProducer(bootstrap_servers=clusters[0], transactional_id=name)
+    try:
+        producer.init_transactions()
+        for number in range(20):
+            producer.begin_transaction()
+            for partition in range(2):
+                producer.send(name, b"v", b"%d" % number, partition=partition, timestamp_ms=T0)
+            producer.commit_transaction()
+    finally:
+        producer.close()
+    for partition, alive in ((0, b"7"), (1, b"gone")):
+        rows = [(b"%d" % (n // 2), b"v") if n % 2 == 0 else (b"gone %d" % n, None) for n in range(40)]
+        rows[21] = alive, None
+        write(clusters[1], name, [Record(0, T0, *row) for row in rows], partition)
+    why = "the tombstone is missing on the source, which still has an older record of its key"
+    one, other = run(clusters, name).partitions
+    if full:
+        assert one.first_difference == Difference(21, why)
+    else:  # a key for which there is no room
+        assert one.outcome is Outcome.NOT_COMPARED
+    assert (other.outcome, other.records, other.compacted) == (Outcome.IDENTICAL, 20, 20)
 
 
 def test_logs_that_start_elsewhere_are_compared_where_both_have_records(

@@ -101,6 +101,8 @@ class LogComparison:
         self._compared_until = from_offset
         self._batches: list[Batches] = [NO_BATCHES, NO_BATCHES]
         self._ends = [from_offset, from_offset]  # how far each side is known
+        self._look: tuple[Range, Range] | None = None  # what is read again of each side
+        self._resume = self._ends  # after that
 
     @property
     def compared_until(self) -> int:
@@ -116,6 +118,17 @@ class LogComparison:
     @property
     def is_compared(self) -> bool:
         return self.difference is not None or self._compared_until >= self.until_offset
+
+    @property
+    def is_looking_back(self) -> bool:
+        """Whether `add` takes what is read again, up to `look_until`; a look may begin and end anywhere in the comparison."""
+        return self._look is not None
+
+    @property
+    def must_look_back(self) -> bool:
+        """Whether so many keys are kept that a look must drop some before more is compared."""
+        is_full = self._look is None and self.unproved.key_bytes > MAX_UNPROVED_BYTES
+        return is_full and 2 * self.unproved.tombstones > len(self.unproved)
 
     @property
     def is_done(self) -> bool:
@@ -137,11 +150,15 @@ class LogComparison:
         self._ends[side] = max(self._ends[side], next_offset)
 
     def start_over(self, offset: int | None = None) -> None:
-        """Forgets the fetched batches and resumes at `offset`, by default the present position: both sides are fetched again."""
+        """Forgets the fetched batches and resumes at `offset`, by default the present position: both sides are fetched again.
+
+        A look back begins again; with `offset` it is given up.
+        """
         self._compared_until = max(self._compared_until, offset or 0)
         self.difference = None
+        self._look = self._look if offset is None else None
         self._batches = [NO_BATCHES, NO_BATCHES]
-        self._ends = [self._compared_until, self._compared_until]
+        self._ends = [self._compared_until] * 2 if self._look is None else [look[0] for look in self._look]
 
     def go_behind(self) -> bool:
         """Accepts the difference as a loss of the ledger, and resumes after it; False if the ledger has none there."""
@@ -159,8 +176,17 @@ class LogComparison:
 
         Raises RecordBatchError, and TolerantClientError if too many records of a compacted topic lack their proof.
         """
+        if self._look is not None:
+            self._look_at_waiting()
+            return
         known = min(*self._ends, self.until_offset)
         if not self.is_compared and known > self._compared_until:
+            if self.unproved.key_bytes > MAX_UNPROVED_BYTES:
+                raise TolerantClientError(
+                    f"{len(self.unproved)} records of a compacted topic are missing on one side and not yet proved to be"
+                    f" superseded; more than {MAX_UNPROVED_BYTES >> 20} MB of their keys are not kept: compare again after"
+                    " both cleaners have run"
+                )
             equal = self._drop_equal_batches(known)
             try:
                 self._compare_windows(known)
@@ -168,24 +194,40 @@ class LogComparison:
                 passed = equal.headers[equal.headers["base_offset"] < self._compared_until]
                 self.records += int(passed["record_count"].sum())
             self._meet(equal)
-            if self.unproved.key_bytes > MAX_UNPROVED_BYTES:
-                raise TolerantClientError(
-                    f"{len(self.unproved)} records of a compacted topic are missing on one side and not yet proved to be"
-                    f" superseded; more than {MAX_UNPROVED_BYTES >> 20} MB of their keys are not kept: compare again after"
-                    " both cleaners have run"
-                )
         if self.difference is None and self.is_compared:
             # Records after the compared range may supersede those that are missing in it.
             for side in (self.SOURCE, self.TARGET):
                 waiting, self._batches[side] = self._batches[side], NO_BATCHES
                 self._meet(waiting)
 
+    def look_back(self, starts: Sequence[int]) -> None:
+        """Begins a look at what is older than tombstones which a side lacks; `starts` are where the logs begin."""
+        source, target = ((start, max(start, self.unproved.look_until(side))) for side, start in enumerate(starts))
+        self._look = source, target
+        self._resume = self._ends if self.is_compared else [self._compared_until] * 2
+        self.start_over()
+
+    def look_until(self, side: int) -> int:
+        """Where the look at a side ends; it is begun."""
+        assert self._look is not None
+        return self._look[side][1]
+
+    def end_look_back(self) -> None:
+        """Call it once both sides were read up to `look_until`: the comparison resumes where it was."""
+        self.unproved.end_look()
+        self._look = None
+        self._ends = self._resume
+
     def fail_without_proof(self) -> None:
-        """Call it once both logs were read to their ends: a record without proof is then a difference."""
+        """Call it once both logs were read to their ends, and looked at: a record without proof is then a difference."""
         if (found := self.unproved.first) is not None:
-            offset, side = found
+            offset, side, is_outlived = found
             why = f"missing on the {_SIDES[side]}, and no later record has its key"
-            self.difference = Difference(offset, why + (_DELETED_UNCOPIED if side == self.SOURCE else ""))
+            if is_outlived:
+                why = f"the tombstone is missing on the {_SIDES[side]}, which still has an older record of its key"
+            elif side == self.SOURCE:
+                why += _DELETED_UNCOPIED
+            self.difference = Difference(offset, why)
             self._compared_until = offset
 
     # -- whole batches --------------------------------------------------------
@@ -310,10 +352,10 @@ class LogComparison:
         assert rows.columns is not None
         self.compacted += len(rows.numbers)
         fields = rows.columns.fields
-        needs_proof = (fields.key_length[rows.numbers] >= 0) & (fields.value_length[rows.numbers] >= 0)
-        rows = rows.chosen(needs_proof)
+        rows = rows.chosen(fields.key_length[rows.numbers] >= 0)
         if len(rows.numbers) and rows.columns is not None:
-            self.unproved.add(key_column(rows.columns, rows.numbers), rows.offsets, lacking_side)
+            is_tombstone = fields.value_length[rows.numbers] < 0
+            self.unproved.add(key_column(rows.columns, rows.numbers), rows.offsets, is_tombstone, lacking_side)
 
     @staticmethod
     def _within_ranges(offsets: Int64s, ranges: Sequence[Range]) -> Mask:
@@ -333,6 +375,13 @@ class LogComparison:
     def _met(self, rows: _Rows) -> None:
         if rows.columns is not None and len(rows.numbers) and len(self.unproved):
             self.unproved.met(key_column(rows.columns, rows.numbers), rows.offsets)
+
+    def _look_at_waiting(self) -> None:
+        for side in (self.SOURCE, self.TARGET):
+            for columns, _ in iter_windows(self._batches[side], _ENDLESS):
+                if columns is not None:
+                    self.unproved.look(key_column(columns, np.arange(len(columns.offsets))), columns.offsets, side)
+            self._batches[side] = NO_BATCHES
 
 
 class _Window(NamedTuple):

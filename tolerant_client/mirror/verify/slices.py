@@ -120,6 +120,10 @@ class Running:
         self.is_checking = False
         self.has_goals_behind = False  # the logs are read on to their ends, for proofs
 
+    def goal(self, number: int) -> int:
+        """The offset up to which a side is to be read now."""
+        return self.log.look_until(number) if self.log.is_looking_back else self.goals[number]
+
     def result(self, error: str | None = None) -> SliceResult:
         log = self.log
         return SliceResult(

@@ -3,6 +3,7 @@
 Laws:
 - Each side is read once, as far ahead of the other as its share of the memory allows: at most
   `max_bytes` are held, whatever the number of slices (and one batch, if it is larger than its share).
+- A side that lacks tombstones is read again, up to the last of them (superseded.py says why).
 - A slice in trouble delays no other one: it leaves its place to those that wait, and ends
   with its own error after `patience_ms` without progress.
 - A difference counts only if it is found again after both brokers were asked again.  If a log
@@ -148,7 +149,7 @@ class SlicesComparison:
         return (
             not side.is_asked
             and not running.is_checking
-            and log.position(number) < running.goals[number]
+            and log.position(number) < running.goal(number)
             and log.held_bytes(number) < self._limit
         )
 
@@ -226,7 +227,7 @@ class SlicesComparison:
             if part.last_stable_offset > position:
                 if side.doubted("no records", self._clock()) >= BELIEVED_AFTER:
                     if is_alone:
-                        self._check(running, self._nothing, number, min(part.last_stable_offset, running.goals[number]))
+                        self._check(running, self._nothing, number, min(part.last_stable_offset, running.goal(number)))
                     # Other partitions may have used the limit: believe only a response for it alone.
                     side.is_hungry = True
             else:
@@ -270,11 +271,19 @@ class SlicesComparison:
             self._check(running, self._confirm)
         elif log.is_done:
             self._finish(running)
+        elif log.is_looking_back:
+            if not self._is_reading(running):
+                log.end_look_back()
+                for side in running.sides:
+                    side.moved()
+                self._after_comparing(running)
+        elif log.must_look_back:
+            self._check(running, self._look_back)
         elif log.is_compared and not (running.has_goals_behind and self._is_reading(running)):
             self._check(running, self._read_to_ends)
 
     def _is_reading(self, running: Running) -> bool:
-        return any(running.log.position(number) < running.goals[number] for number in (SOURCE, TARGET))
+        return any(running.log.position(number) < running.goal(number) for number in (SOURCE, TARGET))
 
     def _doubt(self, running: Running, number: int, why: str, error: Exception | None = None) -> None:
         """Tries again later, or ends the slice: after BELIEVED_AFTER errors that are not retriable, or when patience is over."""
@@ -391,5 +400,14 @@ class SlicesComparison:
         if count := log.unproved.forget(starts[late]):
             why = f"{count} records that one side no longer has lacked a proof, and "
             running.not_compared.append(self._gone(late, running.slice.from_offset, starts[late], why))
+        if log.unproved.tombstones:
+            await self._look_back(running)
+            return
         log.fail_without_proof()
         self._finish(running)
+
+    async def _look_back(self, running: Running) -> None:
+        """Reads a side again that lacks tombstones: older records of their keys there make these a difference."""
+        running.log.look_back([await self._bounds(running, number, EARLIEST) for number in (SOURCE, TARGET)])
+        for side in running.sides:
+            side.moved()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.legacy_sets import message_set
-from tolerant_client.errors import RecordBatchError
+from tolerant_client.errors import RecordBatchError, TolerantClientError
 from tolerant_client.mirror.batches.gaps import FILLER, is_filler
 from tolerant_client.mirror.verify import log_comparison
 from tolerant_client.mirror.verify.log_columns import NO_BATCHES, read_batches
@@ -78,9 +78,22 @@ def compare(
         comparison.compare()
         if comparison.difference is not None:
             comparison.go_behind()
+        elif comparison.must_look_back:
+            look_back(comparison, source, target)
+    look_back(comparison, source, target)
     comparison.fail_without_proof()
     assert comparison.is_done, "the comparison does not end"
     return comparison
+
+
+def look_back(comparison: LogComparison, *sides: list[Batch]) -> None:
+    comparison.look_back((0, 0))
+    for side, batches in enumerate(sides):
+        for header, view in batches:
+            if comparison.position(side) < min(comparison.look_until(side), header.next_offset):
+                add(comparison, side, bytes(view))
+                comparison.compare()
+    comparison.end_look_back()
 
 
 def add(comparison: LogComparison, side: int, data: bytes, aborted: Sequence[tuple[int, int]] = ()) -> None:
@@ -420,6 +433,65 @@ def test_compacted_record_must_be_superseded(keys: str, gone: str, difference: D
     )
     # Where the log is not compacted, nothing may be missing.
     assert compare(whole, holed, until=len(keys), is_compacted=(True, False)).difference is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "difference"),
+    [
+        ("abc-x", "-bcAx", 3),  # deleted, and cleaned, only there
+        ("abc-x", "abcAx", 3),  # not even cleaned
+        ("abc-x", "--cAx", 1),
+        ("A-b-x", "--bAx", 3),
+        ("abA-x", "abAAx", 3),
+        ("abcax", "abcAx", 3),
+        ("aAb-a", "aAbAa", None),  # superseded on both sides
+        ("-bc-x", "-bcAx", None),  # removed after what it deleted
+        ("-bc-x", "abcAx", None),
+        ("---Ax", "aaaAx", None),
+        ("----x", "aaaAx", None),
+        ("----x", "aAaAx", None),
+        ("-bc-x", "abc-x", 0),  # its tombstone is gone from both sides
+        ("ab-ax", "abA-x", 3),
+        ("ab-bA", "-bAb-", 4),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize("full", [0, 64 << 20])
+def test_tombstone_may_be_missing_only_with_all_older_records_of_its_key(
+    one: str, other: str, difference: int | None, size: int, full: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cleaner removes it no earlier than these, so the key would be alive on one side and deleted on the other."""
+    monkeypatch.setattr(log_comparison, "MAX_UNPROVED_BYTES", full)
+
+    def batches(letters: str) -> list[Batch]:
+        records = keyed(letters, "".join(letter if letter == "-" else " " for letter in letters))
+        return [batch(part, until=a + size, base_offset=a) for a in range(0, len(letters), size)
+                if (part := [r for r in records if a <= r.offset < a + size])]  # fmt: skip
+
+    for source, target in ((one, other), (other, one)):
+        try:
+            found = compare(batches(source), batches(target), until=5, is_compacted=(True, True)).difference
+        except TolerantClientError:
+            assert not full, "all keys have room"
+        else:
+            assert (found and found.offset) == difference
+    if difference == 3 and one[3] == "-" and other[3] == "A" and full:
+        assert found == Difference(
+            3, "the tombstone is missing on the target, which still has an older record of its key"
+        )
+
+
+def test_tombstones_that_one_side_has_removed_need_no_more_memory_than_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_comparison, "MAX_UNPROVED_BYTES", 200)
+    records = [Record(n, 1000, b"%05d" % n, None) for n in range(1, 1000)]
+    records += [Record(1000, 1000, b"last", b"v")]
+    whole, cleaned = cut(records, set(range(0, 1000, 7))), [batch(records[-1:], base_offset=0)]
+    for sides in ((whole, cleaned), (cleaned, whole)):
+        comparison = compare(*sides, is_compacted=(True, True))
+        assert (comparison.difference, comparison.compacted) == (None, 999)
+    outlived = [batch([Record(0, 1000, b"00007", b"v"), records[-1]], base_offset=0)]
+    found = compare(whole, outlived, is_compacted=(True, True)).difference
+    assert found is not None and found.offset == 7
 
 
 def test_record_behind_the_compared_range_proves_too() -> None:
