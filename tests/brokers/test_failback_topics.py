@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from tolerant_client.errors import OptionError, TargetDivergedError, text_of
 from tolerant_client.mirror.engine.prepare import prepare_link
 from tolerant_client.mirror.life import failover as failover_module
 from tolerant_client.mirror.life.failback import failback
+from tolerant_client.mirror.life.promotion import promote
 from tolerant_client.mirror.life.repair import repair
 from tolerant_client.mirror.life.takeover import take_over
 from tolerant_client.mirror.state.control_record import CONTROL_TOPIC
@@ -251,6 +253,43 @@ def test_what_came_home_while_the_failover_of_the_rest_had_to_wait_stays_home(
     assert found.is_done and found.topics == second and {p.topic for p in found.partitions} == {second}
     assert not failed_back(target, source, f"{back}-3", topics=first, discards=True).is_done
     assert ends(source, first) == at_home
+
+
+def test_what_was_made_anew_while_the_failover_of_a_link_that_had_not_run_had_to_wait_is_read_whole(
+    source: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And until then what it has left is its copy, onto which no other link is let."""
+    name = link = "topics-anew"
+    first, second, back = f"{name}-a", f"{name}-b", f"{name}-back"
+    for topic in (first, second):
+        create_topic(source, topic)
+        append_records(source, topic, 5)
+    mirror(source, target, f"{name}-(a|b)", link)
+    promoted(source, target, link)
+    assert failed_back(target, source, back).is_done
+    mirror(target, source, f"{name}-(a|b)", back)
+    promoted(target, source, back)
+    assert failed_back(source, target, link).is_done
+    failed_over_but(second, target, link, monkeypatch)
+    with pytest.raises(OptionError, match=f"Topic {second} .* copy of link {link}, and not .* yet: its failover left"):
+        mirror(source, target, second, f"{name}-other")
+    options: Any = {"group_id": name, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+    standby: Any = {"standby": {"bootstrap_servers": target}, "link": link}
+    with closing(KafkaConsumer(second, bootstrap_servers=source, consumer_timeout_ms=25000, **options)) as consumer:
+        assert len([*islice(consumer, 5)]) == 5
+        consumer.commit()
+    delete_topic(target, second)
+    create_topic(target, second)
+    append_records(target, second, 8, first=100)
+    there = ends(target, second)
+    with both(source, target) as (origin, copy):
+        report = origin.run(promote, origin, copy, link)
+    assert report.is_done and report.exit_code == 3 and ends(target, second) == there, "no marker"
+    assert f"topic {second} was deleted and created again on the target" in report.damaged[0]
+    with closing(
+        KafkaConsumer(second, bootstrap_servers=source, consumer_timeout_ms=25000, **options, **standby)
+    ) as consumer:
+        assert [record.offset for record in islice(consumer, 8)] == [*range(8)]
 
 
 def test_a_topic_that_was_left_out_of_a_later_move_stays_left_out(source: str, target: str) -> None:

@@ -1,15 +1,16 @@
 """The logs that a link is to continue which was prepared and has not run (`adopted`): whether they end there, when it is promoted.
 
 Laws:
-- None of them is fenced before it was seen to end where the link is to continue.  One without a leader then is left for later, if
-  another one has shown that its offsets are the source's.
+- None of them is fenced before it was seen to end where the link is to continue.  One without a leader then is left for later, and so
+  is all of the link if none of them has shown that its offsets are the source's.
+- What was deleted, or created again, since the link was prepared has nothing to continue: damage.py names it, and nothing is fenced there.
 - Where the first command sees another end it refuses: it may be the wrong link.  Once others are fenced there is no way back: then what has
   another end is damaged, and its copy ends where the link was to continue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from kafka.structs import TopicPartition
@@ -20,30 +21,37 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.life.fence import before_markers
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.state.health import names
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
+from tolerant_client.mirror.state.topics import read_ids
 
 
-async def with_continued(of: PromotedLink, control: LinkControl, *, patience_ms: int) -> PromotedLink:
+async def with_continued(
+    of: PromotedLink, control: LinkControl, partitions: Collection[TopicPartition], *, patience_ms: int
+) -> PromotedLink:
     """With what was seen of the logs that the link is to continue; one that has run is as it was.
 
-    Raises OptionError before the promotion has begun if one does not end there, or none has a leader.
+    All of its `partitions` count as unseen if none of these logs has a leader.  Raises OptionError before the promotion has begun if one
+    does not end there.
     """
     adopted = {p: at for p, at in control.adopted.items() if p in control.unfenced or not control.unfenced}
     if of.is_translated or control.producer_ids or not adopted:
         return of
+    there = await of.target.partitions({p.topic for p in adopted})
+    ids = await read_ids(None, of.target, there)
+    adopted = {
+        p: at
+        for p, at in adopted.items()
+        if p.topic in there and not control.was_created_again(p, ids.get(p.topic, TopicIds()))
+    }
     ends, left_out = await list_led_offsets(of.target, dict.fromkeys(adopted, LATEST), patience_ms=patience_ms)
     # A fence that was interrupted may have left its marker.
     found = await before_markers(of.target, ends, of.evidence.producer_ids, adopted)
     unlike = {p: end for p, end in found.items() if end != adopted[p]}
-    there = await of.target.partitions({p.topic for p in left_out})
     unseen = {p: why for p, why in sorted(left_out.items()) if p.partition in there.get(p.topic, ())}
     if control.is_prepared and unlike:
         raise OptionError(never_started(of.name, unlike, control))
     if control.is_prepared and unseen and not ends:
-        raise OptionError(
-            f"No mirror of link {of.name} has started since take-over or failback prepared it, and whether the target's logs end where it"
-            f" is to continue is unknown: {names(list(unseen))} ({min(unseen.items())[1]}). Start a broker that leads them, then run this again"
-        )
+        unseen = {**dict.fromkeys(partitions, min(unseen.items())[1]), **unseen}
     return replace(of, unseen=unseen, unlike={p: _unlike(of.name, p, adopted[p], end) for p, end in unlike.items()})
 
 

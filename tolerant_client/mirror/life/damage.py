@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import kafka.errors as Errors
@@ -38,6 +39,7 @@ from tolerant_client.mirror.engine.identical.other_writers import last_of_others
 from tolerant_client.mirror.engine.identical.places import MOST_STEPS_BACK, ends_of_link, step_back
 from tolerant_client.mirror.engine.translated.foresight import contradicted
 from tolerant_client.mirror.life.fence import before_markers
+from tolerant_client.mirror.life.lens import PartitionLag
 from tolerant_client.mirror.life.promotion_view import PromotedLink
 from tolerant_client.mirror.logs.reading import read_headers, read_slices
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
@@ -79,9 +81,8 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     """What a partition with identical offsets has lost, or never had; `now` are its topic's present ids.  Pure."""
     name = f"{partition.topic}-{partition.partition}"
     begun, copied = control.begun.get(partition), control.copied.get(partition)
-    if control.was_created_again(partition, now):
-        text = f"topic {partition.topic} was deleted and created again on the target: nothing is left there of what link {link} had"
-        return Damage(f"{text} copied of {name}{_up_to(copied)}", 0)
+    if (anew := _created_again(link, control, partition, now)) is not None:
+        return anew
     start = control.log_starts.get(partition, 0)
     if 0 < log.end < start or log.end == start > log.start and log.is_filler:
         text = f"nothing of {name} was copied: its log was to begin at offset {start}, and ends at {log.end}"
@@ -111,6 +112,15 @@ def damage_of(link: str, control: LinkControl, partition: TopicPartition, now: T
     return None
 
 
+def _created_again(link: str, control: LinkControl, partition: TopicPartition, now: TopicIds) -> Damage | None:
+    if not control.was_created_again(partition, now):
+        return None
+    text = f"topic {partition.topic} was deleted and created again on the target: nothing is left there of what link {link}"
+    had = "had copied" if partition in control.begun else "was to continue"
+    known = control.copied.get(partition, control.adopted.get(partition))
+    return Damage(f"{text} {had} of {partition.topic}-{partition.partition}{_up_to(known)}", 0)
+
+
 def _up_to(copied: int | None) -> str:
     return f", up to offset {copied}" if copied else ""
 
@@ -134,12 +144,14 @@ async def find_damage(
         }
         damaged |= {p: Damage(text_of(error), 0 if p in anew else None) for p, error in found.items()}
         return dict(sorted(damaged.items()))
+    led = {p: end for p, end in copied.items() if p not in damaged and not is_heartbeats(of.topics, p.topic)}
+    ids = await read_ids(None, of.target, {p.topic for p in led})
+    now = {p: ids.get(p.topic, TopicIds()) for p in led}
+    lost = {p: _created_again(of.name, control, p, now[p]) for p in led}
     if control.producer_ids:
-        led = {p: end for p, end in copied.items() if p not in damaged and not is_heartbeats(of.topics, p.topic)}
-        ids = await read_ids(None, of.target, {p.topic for p in led})
-        for p, log in (await _seen_logs(of.target, of.name, control, led, ids)).items():
-            if (damage := damage_of(of.name, control, p, ids.get(p.topic, TopicIds()), log)) is not None:
-                damaged[p] = damage
+        logs = await _seen_logs(of.target, of.name, control, led, ids)
+        lost |= {p: damage_of(of.name, control, p, now[p], log) for p, log in logs.items()}
+    damaged |= {p: damage for p, damage in lost.items() if damage is not None}
     return dict(sorted(damaged.items()))
 
 
@@ -150,7 +162,7 @@ def _missing_partitions(
     known, present = _had(of, control), set(there)
     topics = {p.topic for p in present}
     return {
-        p: Damage(f"{p.topic}-{p.partition} {_missing(of.name)}{_up_to(known[p])}", 0)
+        p: Damage(f"{p.topic}-{p.partition} {_missing(of.name, p.topic, control)}{_up_to(known[p])}", 0)
         for p in known.keys() - present
         if p.topic in topics
     }
@@ -158,12 +170,16 @@ def _missing_partitions(
 
 def _had(of: PromotedLink, control: LinkControl) -> dict[TopicPartition, int | None]:
     """The partitions that the link has copied to the target, and up to where, as far as that is known.  Pure."""
-    known = {p: control.copied.get(p) for p in (*control.begun, *control.copied) if of.topics.writes(p.topic)}
+    said: dict[TopicPartition, int | None] = dict.fromkeys(control.begun)
+    said |= {**({} if of.is_translated else control.adopted), **control.copied}
+    known = {p: at for p, at in said.items() if of.topics.writes(p.topic)}
     return known | {p: row.position for p, row in of.mapped.copies.items() if row.is_kept}
 
 
-def _missing(link: str) -> str:
-    return f"is not on the target any more, and link {link} has copied it"
+def _missing(link: str, topic: str, control: LinkControl) -> str:
+    """Pure."""
+    is_adopted = any(p.topic == topic for p in control.adopted) and not any(p.topic == topic for p in control.begun)
+    return f"is not on the target any more, and link {link} {'was to continue' if is_adopted else 'has copied'} it"
 
 
 def unchecked(of: PromotedLink, control: LinkControl) -> tuple[str, ...]:
@@ -183,7 +199,20 @@ def unchecked(of: PromotedLink, control: LinkControl) -> tuple[str, ...]:
 def missing_topics(of: PromotedLink, control: LinkControl, there: Iterable[TopicPartition]) -> list[str]:
     """A sentence for each topic that the link has copied and the target does not have.  Pure."""
     missing = sorted({p.topic for p in _had(of, control)} - {p.topic for p in there})
-    return [f"topic {name} {_missing(of.name)} (no loss if it was deleted on the source, too)" for name in missing]
+    return [
+        f"topic {name} {_missing(of.name, name, control)} (no loss if it was deleted on the source, too)"
+        for name in missing
+    ]
+
+
+def as_damaged(ends: Iterable[PartitionLag], damaged: Mapping[TopicPartition, Damage]) -> list[PartitionLag]:
+    """With the position where the copy ends, for each damaged partition; None where that is unknown.  Pure."""
+
+    def left(e: PartitionLag) -> int | None:
+        until = damaged[e.partition].copied_until
+        return None if until is None else min(e.position or 0, until)
+
+    return [replace(e, position=left(e)) if e.partition in damaged else e for e in ends]
 
 
 async def _seen_logs(

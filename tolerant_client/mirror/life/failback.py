@@ -73,7 +73,7 @@ from tolerant_client.mirror.life.shared_log import (
 from tolerant_client.mirror.life.taken_topics import taken_topics
 from tolerant_client.mirror.logs.reading import read_headers
 from tolerant_client.mirror.state.control_topic import HIDDEN, half_done, update_control
-from tolerant_client.mirror.state.link_control import LinkControl, link_options, plain_options
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds, link_options, plain_options
 from tolerant_client.mirror.state.link_topics import is_heartbeats, see_topics, some
 from tolerant_client.mirror.state.map_topic import map_topic, require_kind
 from tolerant_client.mirror.state.moves import copied_topics, known_moves, undone, unsaid_moves
@@ -137,6 +137,7 @@ async def failback(
         # As the mirror is told to start: else a new topic would be the link's, too, and nobody would copy it.
         chosen = only_topics(names)
     await _require_may_begin(source, target, links, chosen, names)
+    ids = await read_ids(source, target, names)  # first: whatever is made anew meanwhile is not what was compared
     compared = await _compare(source, target, links, names, chosen)
     found = decide(compared, discards=discards)
     partitions = [TopicPartition(name, n) for name in names for n in view.on_source.get(name, ())]
@@ -154,7 +155,7 @@ async def failback(
     if found.blockers or is_dry_run:
         return report
     with half_done("failing back"):
-        await _begin(target, links, chosen, found, known_moves(links.into_source, names, source.wire_topic))
+        await _begin(target, links, chosen, found, ids, known_moves(links.into_source, names, source.wire_topic))
     return replace(report, is_done=True)
 
 
@@ -174,7 +175,14 @@ async def _chosen(source: Cluster, target: Cluster, links: Links, topics: LinkTo
     return chosen
 
 
-async def _begin(target: Cluster, links: Links, topics: LinkTopics, found: Decision, moves: Mapping[str, int]) -> None:
+async def _begin(
+    target: Cluster,
+    links: Links,
+    topics: LinkTopics,
+    found: Decision,
+    ids: Mapping[str, TopicIds],
+    moves: Mapping[str, int],
+) -> None:
     """Deletes what is given up, and writes that the link begins after what is adopted.
 
     Also `moves`, those that it knows of: if it is promoted before its mirror has started, its clients come home, and what they write
@@ -185,7 +193,7 @@ async def _begin(target: Cluster, links: Links, topics: LinkTopics, found: Decis
     generation = await _unused_generation(target, links.link, links.former)
 
     def change(now: LinkControl) -> LinkControl:
-        control = begin_again(now, links.source_cluster_id, topics, found.adopted, generation)
+        control = begin_again(now, links.source_cluster_id, topics, found.adopted, generation, ids)
         return control.knowing(moves)
 
     await update_control(target, links.link, change)

@@ -203,10 +203,16 @@ def telling_of(
 
 
 def begin_again(
-    now: LinkControl, source_cluster_id: str | None, topics: LinkTopics, adopted: Positions, generation: int = 0
+    now: LinkControl,
+    source_cluster_id: str | None,
+    topics: LinkTopics,
+    adopted: Positions,
+    generation: int = 0,
+    ids: Mapping[str, TopicIds] = MappingProxyType({}),
 ) -> LinkControl:
     """The control of a link that begins after what its target has; a new generation if the link ran before, from `generation` on.
 
+    With identical offsets what is adopted is of topics with these `ids`.
     Of its former life only the operator's orders and its moves live on.
     """
     had_one = bool(now.producer_ids) or now.is_over
@@ -220,6 +226,7 @@ def begin_again(
         target_cluster_id=now.target_cluster_id,
         known_moves=now.known_moves,
         adopted=adopted,
+        adopted_ids={p: ids[p.topic] for p in adopted if p.topic in ids},
         source_cluster_id=source_cluster_id,
         topics=topics.to_json(),
     )

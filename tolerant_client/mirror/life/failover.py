@@ -12,7 +12,7 @@ Offsets are half-open and the source's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -20,10 +20,10 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.errors import OptionError
-from tolerant_client.mirror.life.damage import Damage, delete_filler, find_damage, missing_topics, unchecked
+from tolerant_client.mirror.life.damage import as_damaged, delete_filler, find_damage, missing_topics, unchecked
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
-from tolerant_client.mirror.life.lens import PartitionLag, look, positions_of
+from tolerant_client.mirror.life.lens import look, positions_of
 from tolerant_client.mirror.life.owners import Owners
 from tolerant_client.mirror.life.promotion_blockers import not_fenced
 from tolerant_client.mirror.life.promotion_report import (
@@ -110,7 +110,7 @@ async def _fail_over(
         damaged = await find_damage(of, of.knowing(control), there, positions_of(ends))
         if fences:
             damaged = await delete_filler(target, of.knowing(control), damaged)
-        ends = _as_damaged(ends, damaged)
+        ends = as_damaged(ends, damaged)
         deleted = await deleted_warnings(of, control, ends, None)
         rows = await promoted_partitions(of, [*fenced_before(control), *ends], fences)
         known = {e.partition: e.position or 0 for e in ends if e.position is not None or e.partition in damaged}
@@ -154,13 +154,3 @@ async def _fail_over(
         report = replace(report, warnings=(*report.warnings, *unsaid))
         await write_end(of, begun, report, producer_id, frozenset({*leaderless, *mapped.unread}))
     return report
-
-
-def _as_damaged(ends: Iterable[PartitionLag], damaged: Mapping[TopicPartition, Damage]) -> list[PartitionLag]:
-    """With the position where the copy ends, for each damaged partition; None where that is unknown."""
-
-    def left(e: PartitionLag) -> int | None:
-        until = damaged[e.partition].copied_until
-        return None if until is None else min(e.position or 0, until)
-
-    return [replace(e, position=left(e)) if e.partition in damaged else e for e in ends]

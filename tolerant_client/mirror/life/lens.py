@@ -35,11 +35,12 @@ from tolerant_client.cluster.admin.offsets import (
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, READ_COMMITTED, Cluster
 from tolerant_client.mirror.batches.divergence import Range, first_header
 from tolerant_client.mirror.life.fence import before_markers
-from tolerant_client.mirror.state.link_control import LinkControl
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.link_topics import is_heartbeats
 from tolerant_client.mirror.state.map_rows import copied_until, last_rows
 from tolerant_client.mirror.state.map_topic import map_partition
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topics import read_ids
 from tolerant_client.records.record_batch import BatchHeader
 
 MOST_AGES = 64
@@ -188,7 +189,7 @@ async def _begun_at(
 ) -> dict[TopicPartition, int]:
     """From which offset on these copies, which end at `copied`, were to have all; absent for what was not begun, and heartbeats."""
     empty = [p for p, at in copied.items() if not at]
-    begun = (await last_rows(target, link, empty)).keys() if is_translated and empty else control.begun.keys()
+    begun = (await last_rows(target, link, empty)).keys() if is_translated and empty else control.had.keys()
     topics = LinkTopics.from_json(control.topics) if control.topics else None
     return {
         p: control.first_to_copy(p)
@@ -260,7 +261,9 @@ async def _copies_end(
     A control that knows the link's producers and no source was deleted: the fence of a former promotion may end the log.
     """
     if control.is_prepared:  # the offsets of the target's logs may be others
-        return {p: control.adopted.get(p, 0) for p in ends}
+        ids = await read_ids(None, target, {p.topic for p in ends}) if control.adopted_ids else {}
+        anew = {p for p in ends if control.was_created_again(p, ids.get(p.topic, TopicIds()))}
+        return {p: 0 if p in anew else control.adopted.get(p, 0) for p in ends}
     if not control.is_promotion_begun and (control.source_cluster_id is not None or not control.producer_ids):
         return dict(ends)
     told = {p: control.copied_until[p] for p in ends if p in control.copied_until}

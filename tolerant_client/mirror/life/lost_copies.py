@@ -103,14 +103,15 @@ def _with_data(
         return was  # the map tells what it has copied
     # A copy that was deleted before the link was fenced has no end, and one that was created again then ends at 0.
     ends: dict[TopicPartition, int | None] = dict.fromkeys(was)
-    ends |= {p: max(end, control.copied.get(p, 0)) for p, end in control.copied_until.items()}
+    for p, end in control.copied_until.items():
+        ends[p] = max(end, control.copied.get(p, 0), control.adopted.get(p, 0))
     return [p for p, end in ends.items() if end is None or end > control.began_at(p)]
 
 
 def begun_ids(control: LinkControl, mapped: MappedTopics) -> dict[TopicPartition, TopicIds]:
-    """The ids of the topics that a link has begun, "" where they are unknown."""
+    """The ids of the topics that a link has begun, or was to continue, "" where they are unknown."""
     if control.is_identical:
-        return dict(control.begun)
+        return dict(control.had)
     rows = {**mapped.uncopied, **mapped.copies}
     ids = {**control.mapped, **{p: TopicIds(*row.ids) for p, row in rows.items()}}
     return {p: of for p, of in ids.items() if control.mapped.get(p) != GONE}
@@ -153,7 +154,7 @@ async def gone_on_both(
     source: Cluster, target: Cluster, control: LinkControl, mapped: MappedTopics
 ) -> frozenset[TopicPartition]:
     """The partitions that a link has copied and neither cluster has any more."""
-    gone = {*control.begun, *control.copied, *control.mapped, *mapped.copies}
+    gone = {*control.had, *control.copied, *control.mapped, *mapped.copies}
     for cluster in (target, source):
         there, refused = await visible_topics(cluster, sorted({p.topic for p in gone}))
         gone = {p for p in gone if p.topic not in refused and p.partition not in there.get(p.topic, ())}

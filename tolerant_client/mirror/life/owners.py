@@ -202,9 +202,9 @@ def find_owners(
                 of_strangers[p] = _NOT_MAPPED
             else:
                 own.add(p)
-        elif _is_claimed(control, p, ids) or p in logs.partitions or p in held:
+        elif _is_claimed(control, p, ids) or p in logs.partitions or p in held and p not in control.had:
             own.add(p)
-        elif p in control.begun:
+        elif p in control.had:
             continue  # its topic was deleted, and the link's records with it
         elif p.topic in refused:
             of_links[p] = refused[p.topic]
@@ -227,6 +227,6 @@ async def _claimed(
 
 def _is_claimed(control: LinkControl, partition: TopicPartition, ids: Mapping[str, TopicIds]) -> bool:
     """Whether the control says that the link owns this very log, not a former one of the same name.  Pure."""
-    if partition in control.begun:
-        return control.has_begun(partition, ids)
+    if partition in control.had:
+        return not control.was_created_again(partition, ids.get(partition.topic, TopicIds()))
     return partition in control.adopted or partition in control.copied or partition in control.log_starts

@@ -12,7 +12,8 @@ Laws, besides those of promotion_steps.py:
 - Topics that only the source has, and that the link did not make because they are another link's, are named and left.
 - The groups are rehearsed before anything is written.  Groups that cannot be moved are left and reported.
 - What is lost after a promotion was interrupted no longer blocks it.  The report still names it.
-- A promotion that finishes a failover reports what that one has left behind, too, of the partitions that it has fenced.
+- A promotion that finishes a failover reports what that one has left behind, too, of the partitions that it has fenced.  Others may
+  have written since to what that one left, or made it anew: it is checked as by a failover (damage.py), and no group is moved past it.
 
 promotion_blockers.py decides what blocks a promotion; it is pure.  Offsets are half-open and the source's.
 """
@@ -33,6 +34,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import link_back, refuse_one_cluster
 from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.life.comparison import compare_ends, split
+from tolerant_client.mirror.life.damage import Damage, as_damaged, delete_filler, find_damage
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.left_behind import promoted_before, shorter, unknown_left, with_left, without_ends
@@ -143,7 +145,7 @@ class _Order:
 class _Scope:
     """The partitions of a promotion: those `to_fence`, of which the target has some `alone`, and the source's `on_source`.
 
-    The target lacks those that are `lacking`, and the source has deleted those that are `gone`.  `of_links` are other links', and
+    Those that are `there` are on the target.  It lacks those that are `lacking`, and the source has deleted those that are `gone`.  `of_links` are other links', and
     so are the lacking ones that are `unmade`, and why.  Those that are `leaderless` cannot be fenced now.
     """
 
@@ -152,6 +154,7 @@ class _Scope:
     to_fence: list[TopicPartition]
     alone: list[TopicPartition]
     on_source: list[TopicPartition]
+    there: list[TopicPartition]
     lacking: list[TopicPartition]
     gone: list[TopicPartition]
     of_links: Mapping[TopicPartition, str]
@@ -212,9 +215,16 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
             require_same_promotion(of, await read_control(target, link), begun)  # groups may read the target already
             ends = as_fenced(await _look_again(of, source, ends, of.knowing(control)), fences)
         ends = [e for e in ends if e.partition not in owners.left]
+        damaged: Mapping[TopicPartition, Damage] = {}
+        if control.unfenced:
+            knowing = of.knowing(begun if will_do else now)
+            damaged = await find_damage(of, knowing, scope.there, positions_of(ends))
+            damaged = await delete_filler(target, knowing, damaged) if will_do else damaged
+            ends = as_damaged(ends, damaged)
         moved = None
         if groups is not None:
-            moved = await moving(groups, without=owners.left, is_dry_run=not will_do)
+            limits = {e.partition: e.position or 0 for e in ends if e.partition in damaged}
+            moved = await moving(groups, without=owners.left, limits=limits, is_dry_run=not will_do)
         unlike = {**({} if ready.blockers else _untold(of, ends)), **shorter(ends)}
         ends = without_ends(ends, unlike)
         report = PromotionReport(
@@ -229,7 +239,8 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
             losses=await losses_of(target, link),
             damaged=(
                 *map_damage(of),
-                *of.unlike.values(),
+                *(text for p, text in of.unlike.items() if p not in damaged),
+                *(found.text for found in damaged.values() if found.text),
                 *ready.lost,
                 *(text for p, text in ready.differing.items() if p not in owners.left),
             ),
@@ -274,11 +285,12 @@ async def _find_scope(order: _Order, source: Cluster, target: Cluster, link: str
         raise OptionError(f"{of.lost_map}. Where the source is gone, run tolerant-kafka failover")
     on_source = await _of_source(of, source, of.carried.partitions)
     alone = sorted({*gone, *(of.carried.partitions - set(on_source))})
-    to_fence = _to_fence(control, sorted({*partitions, *of.carried.partitions, *gone}))
+    there = sorted({*partitions, *of.carried.partitions, *gone})
+    to_fence = _to_fence(control, there)
     of_links = of.owners(control, to_fence).of_links
     unmade = of.owners(control, [p for p in lacking if of.waits_for(p.topic)]).of_links
     leaderless = await without_leader(of, [p for p in to_fence if p not in of_links])
-    return _Scope(of, beside, to_fence, alone, on_source, lacking, gone, of_links, unmade, leaderless)
+    return _Scope(of, beside, to_fence, alone, on_source, there, lacking, gone, of_links, unmade, leaderless)
 
 
 async def _not_fenceable(source: Cluster, scope: _Scope, control: LinkControl, *, is_dry_run: bool) -> PromotionReport:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from types import MappingProxyType
 
 from kafka.structs import TopicPartition
 
@@ -39,12 +40,17 @@ async def move_groups(
     *,
     map_of: str | None,
     without: Collection[TopicPartition],
+    limits: Positions = MappingProxyType({}),
     is_dry_run: bool,
 ) -> GroupsReport:
-    """Moves group offsets once; `map_of` is the link if its offsets are translated."""
+    """Moves group offsets once; `map_of` is the link if its offsets are translated.  Some copies are damaged, and end at these `limits`."""
 
     async def moved() -> GroupsReport:
         known = await read_positions(source, target, topics, groups, link=map_of, leave_out=without)
+        if limits:
+            whole = (position for position in known.positions if position.partition not in limits)
+            inside = within_copies(known.positions, limits, is_translated=map_of is not None)
+            known = replace(known, positions=(*whole, *inside))
         report = await sync_groups(target, known, is_dry_run=is_dry_run)
         # Those of partitions that are not promoted: the report names these partitions already.
         return replace(report, left=tuple(left for left in report.left if left.reason != "stopped"))

@@ -36,7 +36,7 @@ from kafka.structs import TopicPartition
 from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.transactions import init_producer_id
 from tolerant_client.cluster.cluster import LATEST, Cluster
-from tolerant_client.errors import LinkPromotedError, OptionError, text_of
+from tolerant_client.errors import LinkPromotedError, OptionError, ProducerFencedError, text_of
 from tolerant_client.mirror.engine.circles import links_into
 from tolerant_client.mirror.life.continued import with_continued
 from tolerant_client.mirror.life.fence import Fenced, fence_identical, fence_translated
@@ -68,6 +68,7 @@ from tolerant_client.mirror.state.topics import read_ids
 
 _FINISHES_S = 30.0  # for another command that promotes the link at the same time
 _LOOK_S = 0.5
+_REPEATS = 2  # of a fence
 LEADERS_MS = 10_000  # how long we wait for leaders: an election under way ends by then
 _WRITTEN_MEANWHILE = "it got its first records while the link was promoted, and the link has not begun it"
 
@@ -88,12 +89,13 @@ async def unless_promoted(
     Also if another command promotes it meanwhile.  Raises LinkPromotedError if that one does not finish within _FINISHES_S.
     """
     control = await control_to_promote(target, link, may_be_forgotten=may_be_forgotten)
+    left = control.unfenced  # by a failover before: another command that finishes it, or leaves others, changes that
     if not control.is_fenced:
         try:
             return await promoting(control)
         except LinkPromotedError:
             until = time.monotonic() + (0.0 if is_dry_run else _FINISHES_S)
-            while (control := await read_control(target, link)).is_half_promoted and not control.unfenced:
+            while (control := await read_control(target, link)).is_half_promoted and control.unfenced == left:
                 if time.monotonic() >= until:
                     break
                 await target.net.sleep(_LOOK_S)
@@ -154,7 +156,7 @@ async def promoted_link(
         found.partitions.difference(partitions), {p: w for p, w in found.unknown.items() if p not in partitions}
     )
     of = PromotedLink(link, target, topics, is_translated, lost, beyond, mapped, evidence, of_file)
-    return await with_continued(of, control, patience_ms=LEADERS_MS)
+    return await with_continued(of, control, partitions, patience_ms=LEADERS_MS)
 
 
 def of_another(link: str, elsewhere: Mapping[TopicPartition, str]) -> str:
@@ -276,13 +278,27 @@ async def fence_own(
     async def require_promotion() -> None:
         require_same_promotion(of, await read_control(of.target, of.name), control)
 
-    fences = await fence_identical(of.target, of.name, of.knowing(control), own, require_promotion) if own else {}
+    fences = await _fenced(of, of.knowing(control), own, require_promotion) if own else {}
     for p in of.unlike.keys() & fences.keys():
         fences[p] = fences[p]._replace(copied_until=min(fences[p].copied_until, known.adopted[p]))
-    nobodys = [p for p in partitions if not (p in owners.own or p in owners.left or p in control.begun)]
+    nobodys = [p for p in partitions if not (p in owners.own or p in owners.left or p in control.had)]
     ends = (await list_led_offsets(of.target, dict.fromkeys(nobodys, LATEST))).offsets if nobodys else {}
     written = {p: _WRITTEN_MEANWHILE for p, end in ends.items() if end}
     return control, fences, owners._replace(of_strangers={**owners.of_strangers, **written})
+
+
+async def _fenced(
+    of: PromotedLink,
+    control: LinkControl,
+    own: Collection[TopicPartition],
+    require_promotion: Callable[[], Awaitable[None]],
+) -> dict[TopicPartition, Fenced]:
+    """Fences; again if another command took the transactional.id, as each does before its first write, and has not taken over."""
+    for _ in range(_REPEATS):
+        with suppress(ProducerFencedError):
+            return await fence_identical(of.target, of.name, control, own, require_promotion)
+        await require_promotion()
+    return await fence_identical(of.target, of.name, control, own, require_promotion)
 
 
 def require_same_promotion(of: PromotedLink, now: LinkControl, known: LinkControl) -> None:

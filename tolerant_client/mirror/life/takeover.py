@@ -37,6 +37,7 @@ from tolerant_client.mirror.state.mm2_positions import read_positions_of_mm2, wh
 from tolerant_client.mirror.state.offset_map import MapRow
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.mirror.state.topics import read_ids
 from tolerant_client.records.record_batch import Record
 
 # How many of the target's last records we search for as one sequence; fewer if MirrorMaker 2 repeated some.
@@ -289,6 +290,7 @@ async def take_over(
         partitions = [p for p in partitions if p not in own and told[p] is not None]
         if not partitions or any((at := told[p]) is not None and at.offset > rows[p].position for p in own):
             raise OptionError(f"Link {link} {_COPIES_ALREADY}")
+    ids = {} if is_translated else await read_ids(source, target, {p.topic for p in partitions})
     found = []
     for p, bounds in (await read_bounds(source, target, partitions)).items():
         committed = -1 if (at := told[p]) is None else at.offset
@@ -311,7 +313,7 @@ async def take_over(
         def change(now: LinkControl) -> LinkControl:
             if own:
                 return replace(now, adopted={**now.adopted, **adopted})
-            return begin_again(now, cluster_id, topics, adopted)
+            return begin_again(now, cluster_id, topics, adopted, ids=ids)
 
         await update_control(target, link, change)
     return TakeoverReport(link, offsets, is_dry_run, is_done, tuple(found), wrong)

@@ -13,7 +13,8 @@ A record's key is the link, its value JSON:
      "empty_until": {"orders": {"0": 1201}}, "map_id": null, "promotion": null, "maybe_begun": [["old", 0]],
      "mapped": {"clicks": [["source's topic id", "target's topic id", [[0, 4]]]]}, "primary_since":
      {"orders": [1763775000000, "target's topic id"]}, "unsaid_since_ms": null, "target_cluster_id": "...",
-     "known_moves": {"orders": 1763774000000}}
+     "known_moves": {"orders": 1763774000000},
+     "adopted_ids": {"orders": [["source's topic id", "target's topic id", [[0, 1]]]]}}
 
 Laws:
 - A record is complete in itself; fields that we do not know are kept as they are.
@@ -184,7 +185,7 @@ _NESTED: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] 
     "paused_partitions": (_pairs, list),
     "unfenced": (_pairs, list),
     "maybe_begun": (_pairs, list),
-    **dict.fromkeys(("begun", "starts_of", "mapped"), (_begun, _by_ids)),
+    **dict.fromkeys(("begun", "starts_of", "mapped", "adopted_ids"), (_begun, _by_ids)),
     **dict.fromkeys(
         ("adopted", "starts", "start_epochs", "copied", "log_starts", "copied_until", "empty_until"), (_flat, _nested)
     ),

@@ -61,7 +61,8 @@ class LinkControl:
     it `is_promoted`.  `unfenced` are the partitions that a failover left for later when it fenced the others: the link is not
     fenced before they are.
     `is_handed_back`: MirrorMaker 2 copies into the target again.  `generation` counts how often the link began again: each time
-    it has a new producer id.  `adopted` are source offsets before which the target has all records, whoever wrote them;
+    it has a new producer id.  `adopted` are source offsets before which the target has all records, whoever wrote them, and
+    `adopted_ids` the ids of their topics then: version 0.1 did not write them, and with translated offsets the map tells them;
     `starts` where empty target logs are to begin, though the source's begin earlier, and `starts_of` the source topics whose
     offsets these are (start_of; absent if no broker gave an id).  `start_epochs` are the source's leader epochs there, as far as leaders
     told them: version 0.1 did not write them.  `begun` has the partitions whose target logs this link has
@@ -112,6 +113,7 @@ class LinkControl:
     target_cluster_id: str | None = None
     unsaid_since_ms: Moment | None = None
     known_moves: Mapping[str, Moment] = field(default_factory=dict)
+    adopted_ids: Mapping[TopicPartition, TopicIds] = field(default_factory=dict)
     written_ms: Whole = field(default=0, compare=False)
 
     @property
@@ -199,10 +201,18 @@ class LinkControl:
         """Whether the link has begun this very log of the target, not a former one; `ids` are the topics' present ids."""
         return partition in self.begun and not self.was_created_again(partition, ids.get(partition.topic, TopicIds()))
 
+    @cached_property
+    def had(self) -> Mapping[TopicPartition, TopicIds]:
+        """The logs of the target that the link has begun, or is to continue since it was prepared, with the ids of their topics.
+
+        Not those that one with translated offsets continues: its map has them.
+        """
+        return {**({} if self.map_id is not None else self.adopted_ids), **self.begun}
+
     def was_created_again(self, partition: TopicPartition, now: TopicIds) -> bool:
-        """Whether the target's topic, which has these ids now, is another one than that whose log the link had begun."""
-        begun = self.begun.get(partition)
-        return begun is not None and not begun.is_of_target(now)
+        """Whether the target's topic, which has these ids now, is another one than that of which the link had this log."""
+        had = self.had.get(partition)
+        return had is not None and not had.is_of_target(now)
 
     def adopted_of(self, partition: TopicPartition, target_end: int) -> int:
         """The source offset before which a target log that ends there has everything since the link took it over; else 0.
@@ -267,6 +277,7 @@ class LinkControl:
             begun=kept(self.begun),
             copied=kept(self.copied),
             adopted=kept(self.adopted),
+            adopted_ids=kept(self.adopted_ids),
             starts=kept(self.starts),
             starts_of=kept(self.starts_of),
             start_epochs=kept(self.start_epochs),
@@ -277,9 +288,10 @@ class LinkControl:
     def with_gone(self, gone: Collection[TopicPartition], *, is_translated: bool) -> LinkControl:
         """Of a promoted link, without the copies that neither cluster has: its promotion has nothing to say of them."""
         begun = {p: ids for p, ids in self.begun.items() if p not in gone}
+        adopted_ids = {p: ids for p, ids in self.adopted_ids.items() if p not in gone}
         copied = {p: at for p, at in self.copied.items() if p not in gone}
         mapped = {**self.mapped, **(dict.fromkeys(gone, GONE) if is_translated else {})}  # the map still has them
-        return replace(self, begun=begun, copied=copied, mapped=mapped)
+        return replace(self, begun=begun, adopted_ids=adopted_ids, copied=copied, mapped=mapped)
 
     def pauses(self, partition: TopicPartition) -> bool:
         return WHOLE_LINK in self.paused or partition.topic in self.paused or partition in self.paused_partitions

@@ -19,7 +19,7 @@ from tolerant_client.cluster.admin.offsets import list_led_offsets
 from tolerant_client.cluster.admin.topics import topic_ids
 from tolerant_client.cluster.cluster import LATEST, Cluster
 from tolerant_client.mirror.state.known_maps import KnownMaps
-from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
+from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_rows import MappedTopics, mapped_topics, read_each_map
 from tolerant_client.mirror.state.map_topic import map_partition, mapped_links
 
@@ -74,9 +74,14 @@ async def promoted_copies(
     maps = await read_each_map(target, of_maps, within_s=_MAP_S, known=known)
     for other, control in others.items():
         begun = {p: of.target for p, of in control.begun.items() if control.producer_ids and p.topic in rest}
-        if control.is_identical and not control.producer_ids:  # what it was prepared to continue: it has not run since
-            moved = control.primary_since
-            begun = {p: moved.get(p.topic, MovedTopic(0)).topic_id for p in control.adopted if p.topic in rest}
+        if not control.producer_ids and (
+            control.is_identical or control.had
+        ):  # what it was to continue: it has not run since
+            moved = {name: TopicIds(target=of.topic_id) for name, of in control.primary_since.items()}
+            adopted = {
+                p: control.had.get(p, moved.get(p.topic, TopicIds())) for p in control.adopted if p.topic in rest
+            }
+            begun = {p: of.target for p, of in adopted.items()}
         if (mapped := maps.get(other)) is not None:
             is_named = other in links
             if is_named or mapped.last >= 0:

@@ -14,8 +14,11 @@ from kafka.structs import TopicPartition
 from support.promotion_world import CLICKS, ORDERS, P, Q, World, ends
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.errors import OffsetMapError
+from tolerant_client.mirror.follow.groups import GroupsReport
 from tolerant_client.mirror.life import continued, promotion, promotion_steps, promotion_view
+from tolerant_client.mirror.life import damage as damage_module
 from tolerant_client.mirror.life import failover as failover_module
+from tolerant_client.mirror.life import owners as owners_module
 from tolerant_client.mirror.life.damage import SeenLog
 from tolerant_client.mirror.life.promotion_report import PromotedPartition, PromotionReport, failover_warnings
 from tolerant_client.mirror.state import link_topics
@@ -223,6 +226,75 @@ def test_what_had_no_leader_when_it_was_to_be_checked_is_left_though_it_has_one_
     monkeypatch.setattr(continued, "list_led_offsets", led)
     report = world.failover(topics=both)
     assert report.exit_code == 3 and world.done[1] == "fence" and world.control.unfenced == {CLICKS}
+
+
+@pytest.mark.parametrize("command", ["failover", "promote"])
+@pytest.mark.parametrize("is_prepared", [True, False])
+def test_what_was_made_anew_before_a_failover_is_finished_is_no_copy_and_is_not_fenced(
+    world: World, monkeypatch: pytest.MonkeyPatch, command: str, is_prepared: bool
+) -> None:
+    """Whether the link had run, or was only prepared, and with which command it is finished: consumers begin at offset 0 there."""
+    monkeypatch.setattr(
+        promotion, "promoted_before", AsyncMock(return_value=PromotionReport("promote", "dr", True, False, ()))
+    )
+    both, ids = LinkTopics.of("orders|clicks"), {P: TopicIds("", "o"), CLICKS: TopicIds("", "c")}
+    how = {"adopted": {P: 10, CLICKS: 8}, "adopted_ids": ids} if is_prepared else {"producer_ids": (7,), "begun": ids}
+    world.control = LinkControl(topics=both.to_json(), source_cluster_id="A", **how)
+    world.ends, world.partitions, world.leaderless, world.on_target = (
+        ends(10, 10, 10),
+        (P, CLICKS),
+        (CLICKS,),
+        ("orders", "clicks"),
+    )
+    now = {"orders": TopicIds("", "o"), "clicks": TopicIds("", "c")}
+    for module in (continued, damage_module, owners_module, promotion_steps):
+        monkeypatch.setattr(module, "read_ids", AsyncMock(return_value=now))
+    assert world.failover(topics=both).exit_code == 3 and world.control.unfenced == {CLICKS}
+    now["clicks"], world.leaderless = TopicIds("", "anew"), ()
+    moved = AsyncMock(return_value=GroupsReport((), 0, (), ()))
+    monkeypatch.setattr(promotion, "move_groups", moved)
+    world.done.clear()
+    report = getattr(world, command)(topics=both)
+    assert report.is_done and report.exit_code == 3 and not any(step.startswith("fence ") for step in world.done)
+    assert world.control.copied_until == {P: 10, CLICKS: 0} and not report.not_promoted
+    (text,) = report.damaged
+    assert text.startswith(
+        "topic clicks was deleted and created again on the target: nothing is left there of what link dr"
+    )
+    assert command == "failover" or moved.call_args.kwargs["limits"] == {CLICKS: 0}
+
+
+@pytest.mark.parametrize("ids", [{}, {CLICKS: TopicIds("", "c")}])
+def test_a_failover_names_what_a_link_was_to_continue_and_the_target_has_no_more(
+    world: World, monkeypatch: pytest.MonkeyPatch, ids: dict[TopicPartition, TopicIds]
+) -> None:
+    """And does not wait for its leader."""
+    both, asked = LinkTopics.of("orders|clicks"), AsyncMock(return_value=LedOffsets({P: 10}, {}))
+    world.control = LinkControl(
+        topics=both.to_json(), source_cluster_id="A", adopted={P: 10, CLICKS: 8}, adopted_ids=ids
+    )
+    monkeypatch.setattr(continued, "list_led_offsets", asked)
+    report = world.failover(topics=both)
+    assert report.is_done and report.exit_code == 3 and asked.call_args.args[1].keys() == {P}
+    (text,) = report.damaged
+    assert text.startswith("topic clicks is not on the target any more, and link dr was to continue it (no loss if")
+
+
+def test_a_promotion_that_finishes_a_failover_names_what_others_have_written_since_as_the_failover_would(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        promotion, "promoted_before", AsyncMock(return_value=PromotionReport("promote", "dr", True, False, ()))
+    )
+    world.partitions, world.leaderless = (P, Q), (Q,)
+    world.control = replace(world.control, begun={P: TopicIds(), Q: TopicIds()}, copied={Q: 7})
+    world.failover()
+    world.leaderless, world.seen = (), {Q: SeenLog(0, 10, 7, foreign=99)}
+    for is_dry_run in (True, False):
+        report = world.promote(is_dry_run=is_dry_run)
+        assert report.exit_code == 3 and [p.copied_until for p in report.partitions] == [7]
+        assert report.damaged[0].startswith("others have written to orders-1 on the target from offset 7 on")
+    assert world.control.is_fenced and world.control.copied_until == {P: 10, Q: 7}
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])

@@ -39,7 +39,7 @@ from tolerant_client.mirror.life.failback_decision import (
 from tolerant_client.mirror.life.owners import Evidence
 from tolerant_client.mirror.life.shared_log import SharedLog, compare_logs, unshared_logs, with_losses
 from tolerant_client.mirror.state.carriers import Carried
-from tolerant_client.mirror.state.control_record import Controls
+from tolerant_client.mirror.state.control_record import Controls, decode_control, encode_control
 from tolerant_client.mirror.state.link_control import LinkControl, MovedTopic, TopicIds
 from tolerant_client.mirror.state.moves import at_home, copied_topics, unsaid_moves
 from tolerant_client.mirror.state.replication_policy import (
@@ -228,8 +228,10 @@ def test_a_link_that_begins_again_has_nothing_of_its_former_logs() -> None:
     former = LinkControl(
         producer_ids=(OURS,), is_promotion_begun=True, begun=BEGUN, log_starts={TopicPartition("own", 0): 40}
     )
-    now = begin_again(former, "A", LinkTopics.of("orders"), {TopicPartition("orders", 0): 500})
+    place = TopicPartition("orders", 0)
+    now = begin_again(former, "A", LinkTopics.of("orders"), {place: 500}, ids={"orders": NOW, "own": NOW})
     assert (now.log_starts, now.begun, now.generation) == ({}, {}, 1)
+    assert now.adopted_ids == now.had == {place: NOW} and decode_control(encode_control(now, 1)) == now
 
 
 NOW = TopicIds("a", "b")  # of the topics on the target, where they were copied from, and on the source
@@ -499,6 +501,7 @@ def test_what_another_link_has_on_the_target_is_named_and_neither_compared_nor_d
         "read_links": links_of(former),
         "refuse_circle": (),
         "_unled": {},
+        "read_ids": {},
         "_refuse_translated": None,
         "require_not_forgotten": None,
         "shared_partitions": [beats, PLACE, users],
@@ -802,7 +805,7 @@ def test_a_link_back_says_which_moves_it_undoes_and_keeps_what_it_knew_of_other_
     former = moved("orders", 3, known_moves={"orders": 2, "users": 1})
     links = failback_links.Links("back", "b", former, None, {}, {})
     found = Decision((), (), {}, ())
-    drive(failback._begin(CLUSTER, links, LinkTopics.of("users"), found, {"users": 5}))
+    drive(failback._begin(CLUSTER, links, LinkTopics.of("users"), found, {}, {"users": 5}))
     assert changes[0](former).known_moves == {"orders": 2, "users": 5}
 
 

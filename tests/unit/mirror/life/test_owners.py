@@ -115,6 +115,13 @@ def test_a_topic_that_is_refused_to_us_hides_no_other_one(monkeypatch: pytest.Mo
 def test_nothing_of_the_link_is_in_a_topic_that_was_made_anew_on_the_target() -> None:
     control = LinkControl(begun={P: TopicIds("s", "former")}, copied={P: 9})
     assert owners(control, Carried(foreign=ALONE)) == owners(control) == Owners()
+    for ids, own in (({P: TopicIds("s", "former")}, False), ({P: TopicIds("s", "now")}, True), ({}, True)):
+        prepared = LinkControl(adopted={P: 9}, adopted_ids=ids)
+        for held in ((), (P,)):  # a mirror of its former life has claimed it
+            found = find_owners(
+                prepared, [P], Evidence(Carried(foreign=ALONE), ids=NOW, held=held), is_translated=False
+            )
+            assert found == (Owners(ALONE) if own else Owners())
 
 
 def test_a_translated_link_leaves_another_links_topic_unless_its_map_names_it() -> None:

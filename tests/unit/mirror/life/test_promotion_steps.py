@@ -16,7 +16,13 @@ from kafka.structs import TopicPartition
 from spark_integration.cli.exits import exit_code
 from support.promotion_world import CLICKS, MAP_IS_LOST, ORDERS, FakeTarget, Net, P, Q, World, ends
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import ClusterUnreachableError, LinkPromotedError, OptionError, TolerantClientError
+from tolerant_client.errors import (
+    ClusterUnreachableError,
+    LinkPromotedError,
+    OptionError,
+    ProducerFencedError,
+    TolerantClientError,
+)
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.engine.preflight import Others
 from tolerant_client.mirror.life import left_behind, promotion, promotion_steps, promotion_view
@@ -380,6 +386,41 @@ def test_a_promotion_that_another_command_has_begun_and_not_finished_is_told(
     ) as caught:
         world.promote(is_dry_run=is_dry_run)
     assert exit_code(caught.value) == 2 and world.control == half and "fence" not in world.done
+
+
+def test_of_two_commands_that_finish_a_failover_at_the_same_time_one_waits_for_the_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = frozenset({P})
+    world.control = replace(world.control, is_promotion_begun=True, promotion="the first half", unfenced=late)
+    half = replace(by_another(world.control, is_fenced=False), unfenced=late)
+
+    async def use_id(*_: object) -> int:
+        world.control = half
+        return 7
+
+    monkeypatch.setattr(promotion_steps, "init_producer_id", use_id)
+    monkeypatch.setattr(promotion_steps, "_FINISHES_S", 60.0)
+    sleeps(monkeypatch, world, half, replace(by_another(world.control), unfenced=frozenset()))
+    report = world.failover()
+    assert report.is_done and "link dr was promoted before; no topic and no group was changed" in report.warnings
+    assert world.done == []
+
+
+def test_a_fence_whose_transaction_another_command_has_ended_that_then_gave_way_is_written_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command takes the transactional.id before it finds in the control that it comes second."""
+    fence, broken = promotion_steps.fence_identical, [1]
+
+    async def break_in(*arguments: Any) -> Any:
+        if broken:
+            broken.pop()
+            raise ProducerFencedError("taken over")
+        return await fence(*arguments)
+
+    monkeypatch.setattr(promotion_steps, "fence_identical", break_in)
+    assert world.failover().is_done and world.done == ["promoted", "fence", "fenced"]
 
 
 def test_what_another_command_has_fenced_during_a_look_is_not_called_different(

@@ -814,6 +814,14 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
         assert told() == ({}, {}), "nobody's copy any more"
 
 
+HALF = {  # a failover has moved another topic, and dropped when this one was moved before
+    "is_fenced": False,
+    "unfenced": frozenset({P}),
+    "primary_since": {"clicks": MovedTopic(9, "c")},
+    "adopted_ids": {P: TopicIds("s", "t")},
+}
+
+
 @pytest.mark.parametrize("is_identical", [True, False])
 @pytest.mark.parametrize(
     ("changes", "now", "refused"),
@@ -825,6 +833,13 @@ def test_a_log_that_another_link_has_begun_identically_gets_the_same_records_fro
         ),
         ({}, "another", ""),  # nobody's copy any more
         ({"is_fenced": False, "unfenced": frozenset({TopicPartition("clicks", 0)})}, "t", "which was promoted"),
+        (HALF, "t", "not its producers' yet: its failover left"),
+        (HALF, "another", ""),
+        (
+            {**HALF, "primary_since": {}, "unfenced": frozenset()},
+            "t",
+            "not its producers' yet: its promotion was begun",
+        ),
     ],
 )
 @pytest.mark.usefixtures("keepers")
