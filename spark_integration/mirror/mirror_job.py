@@ -221,7 +221,7 @@ def _run(
         """Tells the current report; returns whether Spark is (still) needed.  Raises the error that ends the run."""
         told = head_start.told(None if query is None else report.read())
         claim.tell(told)
-        shown = claim.besides(told) if settings.once else told  # the copy is one micro-batch
+        shown = claim.besides(told)
         if query is not None or shown.paused or shown.blocked or shown.waiting:
             tell(shown)  # not sooner: it shows the bars, and output of the JVM would disturb them
         claim.require_held()

@@ -178,6 +178,7 @@ class SparkLink:
         self._told = report
         if self._claim is not None:
             self._claim.tell(report)
+            report = self._claim.besides(report)
         self._tell(LinkEvent(self._settings.link, "report", "", report))
 
 

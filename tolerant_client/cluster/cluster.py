@@ -15,7 +15,16 @@ import kafka.errors as Errors
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.structs import TopicPartition
 
-from tolerant_client.cluster.connections import FETCH, PRODUCE, PRODUCE_OLD, ROWS, STATE, LeftThrottledError, lane_of
+from tolerant_client.cluster.connections import (
+    FETCH,
+    PRODUCE,
+    PRODUCE_OLD,
+    READ,
+    ROWS,
+    STATE,
+    LeftThrottledError,
+    lane_of,
+)
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import (
     FIRST_BATCH_FETCH_VERSION,
@@ -227,7 +236,7 @@ class Cluster(Leaders):
 
         With `topic_ids`, given for all topics, it fetches only topics that still have these ids, whatever has their
         names by now.  It then raises UnsupportedVersionError, and sends nothing, where the node knows no ids (before
-        Kafka 3.1).  With `max_wait_ms` 0 it shares the connection of ordinary requests, unless it fetches by id.
+        Kafka 3.1).  With `max_wait_ms` 0 it waits for no long poll, unless it fetches by id.
         A response without any partition under a quota says nothing of them: it is fetched again for the cluster's patience.
         """
         await self.connect()
@@ -246,7 +255,7 @@ class Cluster(Leaders):
             if topic_ids:
                 response = await self.send_fetch(node_id, request)
             else:
-                response = await self.send(request, self.lane(FETCH, node_id) if max_wait_ms else node_id)
+                response = await self.send(request, self.lane(FETCH if max_wait_ms else READ, node_id))
             if (
                 response.partitions
                 or not response.throttle_time_ms

@@ -4,7 +4,7 @@ Laws:
 - One event loop (kafka-python's NetworkSelector) may serve several clusters;
   everything here runs on it, as coroutines.
 - What may be held up has a connection of its own to each node, a lane, so that nothing else ever waits for it: long-polling
-  fetches, and batches of records.  A node that throttles us (KIP-219) reads nothing of the connection that got that response,
+  fetches, other reads of records, and batches of records.  A node that throttles us (KIP-219) reads nothing of the connection that got that response,
   for as long as the quota takes for all the bytes, however long that is; it reads the others.  What lies there unread it reads
   when the throttle ends, though the client has died meanwhile.  So batches that a broker may have forgotten by then go on a
   lane of their own, one request at a time (identical/append.py), and so do bare transaction markers, which nothing fences, on some
@@ -83,7 +83,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-LANES = FETCH, PRODUCE, PRODUCE_OLD, ROWS, STATE = "fetch", "produce", "produce-old", "rows", "state"
+LANES = FETCH, READ, PRODUCE, PRODUCE_OLD, ROWS, STATE = "fetch", "read", "produce", "produce-old", "rows", "state"
 MARKERS = "markers"  # several lanes begin with that, which no node throttles
 
 
@@ -375,7 +375,7 @@ class Connections:
         return self.manager.least_loaded_node()
 
     async def heard(self, future: Any, within_ms: float, node_id: int | None = None) -> Any:
-        """Waits for a future for so long besides the time of throttles, of `node_id` or of all nodes.
+        """Waits for a future for so long besides the time of throttles of requests and reads, of `node_id` or of all nodes.
 
         Raises KafkaTimeoutError; the future goes on then.
         """
@@ -384,7 +384,8 @@ class Connections:
                 return await self.manager.wait_for(future, within_ms)
             except Errors.KafkaTimeoutError:
                 nodes = [b.node_id for b in self.manager.cluster.brokers()] if node_id is None else [node_id]
-                wait_s = max(map(self.throttle_s, nodes), default=0.0)
+                lanes = [*nodes, *(lane_of(READ, n) for n in nodes)]
+                wait_s = max(map(self.throttle_s, lanes), default=0.0)
                 if future.is_done or wait_s == 0.0:
                     raise
                 within_ms = 1000 * min(wait_s, _LOOK_S) + _THROTTLED_MS

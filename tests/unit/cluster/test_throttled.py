@@ -13,7 +13,7 @@ import pytest
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.cluster.connections import LeftThrottledError
+from tolerant_client.cluster.connections import LeftThrottledError, lane_of
 from tolerant_client.cluster.event_loop import Future
 from tolerant_client.cluster.fetch import FetchedPartition, FetchResult
 from tolerant_client.cluster.produce import ProduceResult, RawProduce
@@ -98,7 +98,7 @@ def test_a_node_that_has_as_many_requests_as_it_may_is_not_taken_for_one_that_th
     cluster.manager._conns.clear()
 
 
-def test_a_throttle_is_no_silence(cluster: Throttled) -> None:
+def test_a_throttle_is_no_silence(cluster: Throttled, monkeypatch: pytest.MonkeyPatch) -> None:
     async def heard(response: Future) -> Any:
         return await cluster.heard(response, 20)
 
@@ -109,6 +109,10 @@ def test_a_throttle_is_no_silence(cluster: Throttled) -> None:
     cluster.until = 0.0
     with pytest.raises(Errors.KafkaTimeoutError):
         cluster.run(heard, Future())
+    monkeypatch.setattr(cluster, "throttle_s", lambda node: 0.0 if node != "read-1" or response.is_done else 0.1)
+    response = Future()
+    cluster.net.call_later(0.1, lambda: resolve(response))
+    cluster.run(heard, response)
 
 
 def test_a_fetch_whose_response_only_throttles_is_sent_again_for_the_patience(
@@ -117,9 +121,10 @@ def test_a_fetch_whose_response_only_throttles_is_sent_again_for_the_patience(
     part = FetchedPartition(FIRST, 0, 9, 9, 0, (), memoryview(b""))
     sent: list[Any] = []
     responses = [FetchResult(0, 0, 500, []), FetchResult(0, 0, 500, [part])]
+    monkeypatch.setattr(cluster, "lane", lane_of)
 
     async def send(request: Any, node_id: Any = None) -> FetchResult:
-        sent.append(request)
+        sent.append(node_id)
         await cluster.net.sleep(0.002)
         return responses.pop(0)
 
@@ -128,7 +133,7 @@ def test_a_fetch_whose_response_only_throttles_is_sent_again_for_the_patience(
 
     monkeypatch.setattr(cluster, "send", send)
     cluster.patience_ms = 60_000
-    assert cluster.run(fetch) == [part] and len(sent) == 2
+    assert cluster.run(fetch) == [part] and sent == ["read-1"] * 2, "what else is asked does not wait for the throttle"
     cluster.patience_ms = 1
     responses[:] = [FetchResult(0, 0, 500, [])]
     assert cluster.run(fetch) == []

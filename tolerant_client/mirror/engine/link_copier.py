@@ -15,16 +15,18 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from kafka.errors import KafkaError
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import stable_ends
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.patience import QUOTA_S
 from tolerant_client.cluster.tasks import Tasks
-from tolerant_client.errors import LinkPromotedError, OrdersHiddenError
+from tolerant_client.errors import LinkPromotedError, OrdersHiddenError, TolerantClientError
 from tolerant_client.mirror.batches.losses import MirrorPolicy
 from tolerant_client.mirror.engine.copied_partition import CopiedPartition
 from tolerant_client.mirror.engine.emptiness import EmptinessChecks
@@ -40,6 +42,7 @@ from tolerant_client.mirror.state.health import WAITS_AFTER_S
 from tolerant_client.mirror.state.ledger import Ledger
 
 _EVERY_S = 1.0  # between two reads of the control, and two checks for what is due
+_ENDS_S = 5.0  # between two questions where the source's logs end, under a quota
 _HELD_S = 0.5  # the least time before a partition is handed over: when many processes ask, each gets something done
 
 
@@ -92,6 +95,8 @@ class LinkCopier:
         self._quota_at = float("-inf")  # when a quota was last seen
         # Under a quota: how far each partition that has more to copy was copied, and since when.
         self._stands: dict[TopicPartition, tuple[int, float]] = {}
+        self._stable_ends: Mapping[TopicPartition, int] = {}  # the source's then
+        self._ends_at = float("-inf")
         self._repeated: set[Callable[[], Awaitable[None]]] = set()
 
     @property
@@ -128,6 +133,7 @@ class LinkCopier:
         before = {p: (c.records, c.bytes, c.filled, c.losses) for p, c in copies.items()}
         self._every_second(self._watch)
         self._every_second(self._follow_control)
+        self._every_second(self._ask_ends)
         try:
             await self._settled(copies.values(), hold_until, lease_ms / 1000)
         except BaseException:
@@ -187,11 +193,15 @@ class LinkCopier:
         return waits
 
     def _stand_still(self, now: float, but: Collection[TopicPartition]) -> dict[TopicPartition, tuple[float, str]]:
-        """Partitions that have not moved for WAITS_AFTER_S under a quota, since when and where; called while it throttles us."""
+        """Partitions that have not moved for WAITS_AFTER_S under a quota, since when and where; called while it throttles us.
+
+        A copy without an end learns from fetches what there is to copy; while these are throttled, from _ask_ends.
+        """
         before = self._stands if now - self._quota_at <= QUOTA_S else {}
         self._quota_at, self._stands, found = now, {}, {}
         for partition, copy in self.strategy.partitions.items():
             is_behind = not copy.has_reached or copy.is_behind or copy.has_work
+            is_behind |= 0 <= copy.position < self._stable_ends.get(partition, 0)
             if partition in but or not is_behind or copy.is_stopped or copy.paused_by is not None:
                 continue
             stands = before.get(partition)
@@ -223,6 +233,15 @@ class LinkCopier:
         self.claims.claimant.waiting = self.waiting()
         self._claims_changed()
         self.strategy.watch()
+
+    async def _ask_ends(self) -> None:
+        """Asks the source where its logs end while it throttles us: that request waits for no quota."""
+        source, now = self.link.source, self.link.clock()
+        if now - self._ends_at < _ENDS_S or not source.quota_words():
+            return
+        self._ends_at = now
+        with contextlib.suppress(KafkaError, TolerantClientError):  # the last ones hold
+            self._stable_ends = (await stable_ends(source, list(self.strategy.partitions))).offsets
 
     async def _follow_control(self) -> None:
         try:

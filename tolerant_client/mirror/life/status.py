@@ -61,6 +61,7 @@ from tolerant_client.mirror.state.map_topic import has_map, lost_map
 from tolerant_client.mirror.state.open_transactions import Held, find_held
 from tolerant_client.mirror.state.plan import select_topics
 from tolerant_client.mirror.state.topic_filter import LinkTopics
+from tolerant_client.records.record_batch import BatchHeader
 
 _LOOK_S = 2.0
 _UNSHOWN = "nothing on the target shows that the link has copied to it"
@@ -149,7 +150,7 @@ async def read_status(
         unshown = {lag.partition: _UNSHOWN for lag in looks.second if lag.position}
         there = [lag for lag in looks.second if not lag.position]
         looks = replace(looks, second=there, unseen={**looks.unseen, **unshown})
-    looks = replace(looks, second=await _with_age_and_size(source, looks.second))
+    looks = replace(looks, second=await _with_age_and_size(source, target, looks.second))
     now_ms = int(time.time() * 1000)
     facts = LinkFacts(
         scope,
@@ -275,12 +276,14 @@ def status_of(facts: LinkFacts, time_ms: int) -> LinkStatus:
     )
 
 
-async def _with_age_and_size(source: Cluster, seen: Sequence[PartitionLag]) -> Sequence[PartitionLag]:
+async def _with_age_and_size(source: Cluster, target: Cluster, seen: Sequence[PartitionLag]) -> Sequence[PartitionLag]:
     """Adds the age of the oldest record that is not copied, and the size of an offset, as far as the source says."""
     behind = {e.partition: e for e in seen if e.lag_offsets}
     if not behind:
         return seen
-    headers = await within_bound(source, read_headers, source, positions_of(behind.values())) or {}
+    headers: Mapping[TopicPartition, BatchHeader] = {}
+    if not source.quota_words():  # no quota of the source is waited for, as while both logs are compared
+        headers = await within_bound(target, read_headers, source, positions_of(behind.values())) or {}
     ask = partial(bytes_per_offset, source, {p: e.source_end for p, e in behind.items() if e.source_end is not None})
     sizes = await within_bound(source, source.insist, "asking what logs take", ask) or {}
     return [

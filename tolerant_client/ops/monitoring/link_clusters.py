@@ -1,11 +1,13 @@
 """Both clusters of a link as its watch asks them: each question once, with little patience.
 
 A caller gets the response, or an error of AWAY within seconds, even if one broker hangs; the next sample asks again.
+While a quota throttles what takes records (KIP-219), no records are asked for: nothing waits for them, and the mirror has the quota.
 Only one thread at a time may call.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -14,7 +16,8 @@ from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
-from tolerant_client.errors import LoginRefusedError, OptionError, text_of
+from tolerant_client.cluster.patience import QUOTA_S
+from tolerant_client.errors import LoginRefusedError, OptionError, StoppedError, text_of
 from tolerant_client.mirror.batches.losses import LedgerRow
 from tolerant_client.mirror.life import lens
 from tolerant_client.mirror.life.comparison import compare_ends
@@ -40,6 +43,7 @@ class LinkClusters:
         self, source: Mapping[str, str], target: Mapping[str, str], link: str, names: TopicNames | None
     ) -> None:
         self._source, self._target = connected(source, target, names, _PATIENCE_MS)
+        self._throttled_at = float("-inf")
         self._link = link
         self._control = ControlWatch(self._target, link)
 
@@ -73,7 +77,7 @@ class LinkClusters:
     ) -> Collection[TopicPartition]:
         """Those of these partitions of which it is unknown how much is copied: their logs differ, as `status` finds it, or tell nothing."""
         asked = self._source, self._target, partitions, Ledger(self._target, self._link), control, is_translated
-        found = self._ask(self._target, compare_ends, *asked)
+        found = self._read(compare_ends, *asked)
         return () if found is None else found.unproved
 
     def ledger(self) -> list[LedgerRow]:
@@ -91,7 +95,7 @@ class LinkClusters:
 
     def oldest_ms(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """The timestamps of the records at these offsets of the source; unknown ones are absent."""
-        return self._ask(self._source, lens.oldest_ms, self._source, positions)
+        return self._read(lens.oldest_ms, self._source, positions)
 
     def bytes_per_offset(self, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, float]:
         """The mean bytes per offset on the source's disks; unknown ones are absent."""
@@ -107,6 +111,23 @@ class LinkClusters:
             return response
 
         return cluster.run(bounded)
+
+    def _read(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        """The response to what takes records; raises KafkaTimeoutError once a quota holds that up."""
+        until = time.monotonic() + _BOUND_MS / 1000
+
+        def is_in_vain() -> bool:
+            now = time.monotonic()
+            if self._source.quota_words() or self._target.quota_words():
+                self._throttled_at = now
+            return now > until or now - self._throttled_at <= QUOTA_S
+
+        if is_in_vain():  # what was given up before goes on when the throttle ends
+            raise KafkaTimeoutError("a quota throttles us")
+        try:
+            return self._source.run(function, *args, is_stopping=is_in_vain)
+        except StoppedError as error:
+            raise KafkaTimeoutError("a quota throttles us, or a broker hangs") from error
 
 
 def asked_of(away: dict[str, Exception], name: str, ask: Callable[..., _T], *arguments: object) -> _T | None:

@@ -53,7 +53,7 @@ def run(
             while batches.is_alive() and not is_stopped:
                 batches.join(_LOOK_S)
                 now = report.read()
-                tell(claim.besides(now) if settings.once else now)  # the copy is one micro-batch
+                tell(claim.besides(now))
                 claim.tell(now)
                 claim.require_held()
                 is_stopped = is_stopping()

@@ -15,6 +15,7 @@ import pytest
 from kafka.future import Future
 from kafka.structs import TopicPartition
 
+from tolerant_client.cluster.admin.offsets import LedOffsets
 from tolerant_client.cluster.cluster import Cluster
 from tolerant_client.cluster.fetch import FetchedPartition
 from tolerant_client.cluster.produce import ProducedPartition
@@ -27,6 +28,7 @@ from tolerant_client.errors import (
 )
 from tolerant_client.mirror.batches.appendable import AppendRules, AppendState
 from tolerant_client.mirror.batches.gaps import GapFill
+from tolerant_client.mirror.engine import link_copier
 from tolerant_client.mirror.engine.identical import sync_loop
 from tolerant_client.mirror.engine.identical.offsets import IdenticalOffsets, identical_offsets
 from tolerant_client.mirror.engine.identical.open_gaps import OpenGaps
@@ -275,6 +277,32 @@ def test_what_stood_still_without_a_quota_or_had_nothing_to_copy_does_not_count(
     assert copier.waiting()[FIRST].reason == "it stands at offset 300; a quota"
     now.append(now[-1] + 31.0)
     assert copier.waiting() == {}, "the quota was gone for so long"
+
+
+def test_a_copy_without_an_end_learns_from_the_log_ends_what_a_quota_keeps_fetches_from_telling(
+    copier: LinkCopier, now: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed(copier, FIRST, 300)
+    placed(copier, SECOND, 300)
+    asked: list[float] = []
+
+    async def ends(source: Cluster, partitions: list[TopicPartition]) -> LedOffsets:
+        assert partitions == [FIRST, SECOND]
+        asked.append(now[-1])
+        if len(asked) == 2:
+            raise Errors.KafkaConnectionError("away")
+        return LedOffsets({FIRST: 301, SECOND: 300}, {})
+
+    monkeypatch.setattr(link_copier, "stable_ends", ends)
+    source = cast(Any, copier.link.source)
+    asyncio.run(copier._ask_ends())
+    source.quota_words = lambda: "; a quota"
+    for _ in range(13):
+        now.append(now[-1] + 1.0)
+        asyncio.run(copier._ask_ends())
+        waiting = copier.waiting()
+    assert {p: wait.reason for p, wait in waiting.items()} == {FIRST: "it stands at offset 300; a quota"}
+    assert asked == [101.0, 106.0, 111.0], "only while it throttles us, and not each second"
 
 
 def test_patience_begins_where_a_partition_that_had_reached_its_end_is_to_go_on(copier: LinkCopier) -> None:

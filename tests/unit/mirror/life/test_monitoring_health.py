@@ -397,6 +397,7 @@ def read_by(
         cluster_id=AsyncMock(return_value="A"),
         insist=None,
         bootstrap_servers="b:1",
+        quota_words=lambda: "",
         manager=SimpleNamespace(config={"security_protocol": "PLAINTEXT"}),
         file_options="",
     )

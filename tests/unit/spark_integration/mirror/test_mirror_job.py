@@ -57,7 +57,12 @@ class Spark:
 
 
 def run(is_stopping: Callable[[], bool], claims: list[str]) -> bool:
-    claim = SimpleNamespace(tell=lambda report: None, require_held=lambda: None, end=lambda: claims.append("ended"))
+    claim = SimpleNamespace(
+        besides=lambda report: report,
+        tell=lambda report: None,
+        require_held=lambda: None,
+        end=lambda: claims.append("ended"),
+    )
     settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders")
     return mirror_job.run(settings, PreparedLink(1, (), {}), is_stopping, claim=cast(RunClaim, claim))
 
@@ -146,7 +151,7 @@ def test_what_ends_a_run_does_not_wait_for_spark_and_leaves_no_jvm(
         assert heads[0].stopped.is_set(), "it takes nothing more"
         claims.append("ended")
 
-    claim = SimpleNamespace(tell=lambda report: None, require_held=require_held, end=end)
+    claim = SimpleNamespace(besides=lambda report: report, tell=lambda report: None, require_held=require_held, end=end)
     settings = MirrorSettings({"bootstrap.servers": "a:1"}, {"bootstrap.servers": "b:1"}, "orders")
     began = time.monotonic()
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -668,6 +669,8 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
     placed, blocked, unread = (TopicPartition("orders", number) for number in range(3))
     report = TaskReport(blocked={blocked: "why"}, paused={placed: "by an operator"}, acked={placed: 4, blocked: 2})
     begun: list[frozenset[TopicPartition]] = []
+    told: list[LinkEvent] = []
+    waiting = {unread: Waiting("a quota", 5)}  # as its copiers say in their claims
 
     class Thread:
         stopped: frozenset[TopicPartition]
@@ -679,17 +682,19 @@ def test_duties_leave_partitions_alone_whose_place_nobody_has_read_yet(monkeypat
 
     monkeypatch.setattr(supervisor, "DutyThread", Thread)
     monkeypatch.setattr(supervisor, "lanes", lambda wanted: [wanted])
-    link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, lambda event: None, lambda: False)  # type: ignore[arg-type]
-    link._claim = SimpleNamespace(require_held=lambda: None, tell=lambda report: None)  # type: ignore[assignment]
+    link = SparkLink(SupervisedLink(MirrorSettings({}, {}, "orders")), None, told.append, lambda: False)  # type: ignore[arg-type]
+    link._claim = SimpleNamespace(  # type: ignore[assignment]
+        require_held=lambda: None, tell=lambda report: None, besides=lambda report: replace(report, waiting=waiting)
+    )
     link._ends = frozenset((placed, blocked, unread))
     link._report = SimpleNamespace(read=lambda: report)  # type: ignore[assignment]
     link._query = SimpleNamespace(isActive=True, lastProgress={"batchId": 0})  # type: ignore[assignment]
-    link._claim = SimpleNamespace(require_held=lambda: None, tell=lambda report: None)  # type: ignore[assignment]
     assert link.look() == 0
     report = TaskReport(1, acked={placed: 4, blocked: 2, unread: 0})
     assert link.look() == 0
     (thread,) = link._duties
     assert (begun, thread.stopped) == ([frozenset((blocked, unread))], frozenset())
+    assert [event.facts.waiting for event in told] == [waiting] * 2
 
 
 def test_what_is_blocked_stays_so_across_a_restart_until_the_new_query_has_reported() -> None:
