@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -78,18 +78,21 @@ class TaskReport:
         """Whether the last micro-batch ended with an error that a retry may cure: the next one is the retry."""
         return self.repeats > 0
 
-    def besides(self, earlier: TaskReport) -> TaskReport:
+    def besides(self, earlier: TaskReport, only: Collection[TopicPartition] | None = None) -> TaskReport:
         """This report with what an earlier one says to be paused or blocked besides, each with the remedy of its own reason.
 
-        What its last micro-batch copied is neither any more.
+        What its last micro-batch copied is neither any more.  Without `only` that holds for all partitions.
         """
         seen = {p for p, done in self.latest.items() if done.records}
-        kept = {p: remedy for p, remedy in earlier.remedies.items() if p not in self.blocked and p not in seen}
+
+        def kept(told: Mapping[TopicPartition, str], but: Collection[TopicPartition] = ()) -> dict[TopicPartition, str]:
+            return {p: w for p, w in told.items() if p not in seen and p not in but and (only is None or p in only)}
+
         return replace(
             self,
-            paused={**{p: why for p, why in earlier.paused.items() if p not in seen}, **self.paused},
-            blocked={**{p: why for p, why in earlier.blocked.items() if p not in seen}, **self.blocked},
-            remedies={**kept, **self.remedies},
+            paused={**kept(earlier.paused), **self.paused},
+            blocked={**kept(earlier.blocked), **self.blocked},
+            remedies={**kept(earlier.remedies, self.blocked), **self.remedies},
         )
 
     def measured(self, found: Measured) -> TaskReport:

@@ -92,11 +92,15 @@ _CHECK_S = 10.0  # between two checks of the reasons for which topics are refuse
 
 @dataclass
 class CopiedRanges:
-    """What one task did, and what ended it: an `error` that no retry cures, or else a `curable` one."""
+    """What one task did, and what ended it: an `error` that no retry cures, or else a `curable` one.
+
+    Of `unread` partitions it has not found out yet how they stand.
+    """
 
     report: TaskReport = TaskReport()
     error: TolerantClientError | None = None
     curable: TolerantClientError | None = None
+    unread: frozenset[TopicPartition] = frozenset()
 
 
 class Repeat(NamedTuple):
@@ -362,7 +366,8 @@ class RangesCopier:
             acked={p: done.acked for p, done in copied.items() if done.is_placed},
             repeats=int(curable is not None),
         )
-        return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None, curable)
+        unread = frozenset(p for p, done in copied.items() if not done.is_placed and done.error is done.wait is None)
+        return CopiedRanges(report.measured(take_measures(self._link)), final[0] if final else None, curable, unread)
 
     def settle(self, done: Sequence[CopiedRanges]) -> Repeat | None:
         """Adds the results of all tasks of a micro-batch to the report, and says whether it is to be repeated.
@@ -371,8 +376,10 @@ class RangesCopier:
         """
         before = TaskReport() if self._report is None else self._report.read()
         now = before.plus([each.report for each in done], int(time.time() * 1000))
-        if now.is_repeating:
-            now = now.besides(before)  # the attempt may have been over before it found all that is paused or blocked
+        read = {p for each in done for p in each.report.acked}
+        unread = {p for each in done for p in each.unread} - read
+        # An attempt may have been over before it found all that is paused or blocked.
+        now = now.besides(before, None if now.is_repeating else unread)
         if self._report is not None:
             self._report.write(now)
         for each in done:

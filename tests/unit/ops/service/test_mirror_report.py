@@ -428,6 +428,23 @@ def test_blocked_partitions_reach_the_report_with_their_reasons(
     assert report.read().blocked == {}
 
 
+def test_what_is_blocked_stays_so_until_the_next_copier_has_read_its_logs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Under a quota of the source that takes longer than a micro-batch."""
+    report = RunReport(tmp_path).done
+    writer = RangesStreamWriter(MirrorJob(ONCE, 7, str(tmp_path)).options)
+    unread = progress()._replace(is_placed=False, acked=-1, records=0, bytes=0)
+    waits = unread._replace(wait=Waiting("no leader", 5))
+    for batch, (now, is_blocked) in enumerate(
+        [(progress(GONE), True), (unread, True), (unread, True), (waits, False), (unread, False)]
+        + [(progress(GONE), True), (progress(), False), (unread, False)]
+    ):
+        message = write(monkeypatch, {FIRST: unread, SECOND: now})
+        writer.commit([RangesMessage(message), RangesMessage(CopiedRanges())], batch)
+        assert set(report.read().blocked) == ({SECOND} if is_blocked else set()), batch
+
+
 def test_blocked_partitions_are_told_even_if_another_one_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     report = RunReport(tmp_path).done
     foreign = {FIRST: progress(stopped=TargetDivergedError("foreign"))}
