@@ -61,9 +61,9 @@ def translate(
 
     A consumer that resumes at a translated offset reads each record once.  Exit code 3: an offset is not on the target
     (not copied yet, deleted there, or its partition is not mirrored), or nobody knows its position (another mirror copied
-    it, before-takeover; the map has lost its row, lost-row), or its topic was deleted, or deleted and created again, or its log cut, on either cluster since it
-    was copied (former-topic; the source is asked with --group); then its row says so, and --commit leaves such a partition
-    unchanged.  Where a cluster before 2.8 leaves that unknown, a warning says so.
+    it, before-takeover; the map has lost its row, lost-row), or its topic was deleted, or deleted and created again, or its
+    log cut, on either cluster since it was copied (former-topic; the source is asked with --group); then its row says so,
+    and --commit leaves such a partition unchanged.  Where a cluster before 2.8 leaves that unknown, a warning says so.
     """
     from tolerant_client.mirror.follow import translate as translation
 

@@ -111,8 +111,8 @@ class SharedReads:
     """Reads of a link's map and of its topics; on the event loop that both clusters share.
 
     `copied_by_others` gives the error for a target log that the link may not write beside another link, `other_copies` what other links
-    have copied there, as their maps say, `open_producers` the ids of those with open transactions in it, as far as brokers tell, `origins` the links that have copied it from there to the source, `copies_of_mm2` what
-    MirrorMaker 2 has copied there.
+    have copied there, as their maps say, `open_producers` the ids of producers that have transactions open in it, as far as brokers tell,
+    `origins` the links that have copied it from there to the source, `copies_of_mm2` what MirrorMaker 2 has copied there.
     """
 
     def __init__(self, source: Cluster, target: Cluster, control: ControlWatch, clock: Callable[[], float]) -> None:
