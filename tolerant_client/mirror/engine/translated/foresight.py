@@ -18,6 +18,7 @@ from typing import NamedTuple
 from kafka.structs import TopicPartition
 
 from tolerant_client.cluster.admin.offsets import list_led_offsets
+from tolerant_client.cluster.admin.transactions import transactional_producers
 from tolerant_client.cluster.cluster import EARLIEST, LATEST, Cluster
 from tolerant_client.errors import TolerantClientError
 from tolerant_client.mirror.engine.translated.own_copies import committed_copy, followed, replaced
@@ -34,6 +35,7 @@ from tolerant_client.mirror.engine.translated.target_checks import (
 from tolerant_client.mirror.logs.reading import source_truncations
 from tolerant_client.mirror.state.link_control import LinkControl
 from tolerant_client.mirror.state.map_rows import LastRow, last_rows, last_told
+from tolerant_client.mirror.state.map_topic import copier_id
 from tolerant_client.mirror.state.offset_map import MapRow, is_another
 from tolerant_client.mirror.state.topics import read_ids
 
@@ -138,7 +140,10 @@ async def _untold_copies(
         return {p: what for p, what in seen.items() if told.get(p) == LastRow(rows[p])}
 
     producers = await untold(await followed(target, rows) if rows else {})
-    found = {p: await committed_copy(target, p, rows[p].target_until, ends[p], of) for p, of in producers.items()}
+    # Others may have written in place of the last copy, and behind it.
+    known = await transactional_producers(target, copier_id(link)) if producers else None
+    own = {p: of for p, of in producers.items() if (known or {}).get(copier_id(link, p)) == of}
+    found = {p: await committed_copy(target, p, rows[p].target_until, ends[p], of) for p, of in own.items()}
     return await untold({p: copy for p, copy in found.items() if copy is not None})
 
 

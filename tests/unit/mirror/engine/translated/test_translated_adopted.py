@@ -28,6 +28,7 @@ from tolerant_client.mirror.engine.translated.place import Place
 from tolerant_client.mirror.engine.translated.target_checks import LostOffsets, TopicPair, find_losses, taken_over
 from tolerant_client.mirror.state.link_control import LinkControl, TopicIds
 from tolerant_client.mirror.state.map_rows import LastRow
+from tolerant_client.mirror.state.map_topic import copier_id
 from tolerant_client.mirror.state.offset_map import MapRow, RowKey, Run, extend
 from tolerant_client.mirror.state.plan import TopicSpec
 from tolerant_client.mirror.state.topics import DescribedTopics, TopicFacts
@@ -998,6 +999,19 @@ def test_a_copy_that_the_map_tells_of_by_now_or_is_about_to_is_no_lost_row(
     read = AsyncMock(return_value=95)
     monkeypatch.setattr(foresight, "followed", AsyncMock(return_value={P: 7}))
     monkeypatch.setattr(foresight, "committed_copy", read)
+    producers = AsyncMock(return_value={copier_id("dr", P): 7})
+    monkeypatch.setattr(foresight, "transactional_producers", producers)
     monkeypatch.setattr(foresight, "last_told", AsyncMock(side_effect=[{P: last} if last else {} for last in told]))
     found = asyncio.run(foresight._untold_copies(None, "dr", {P: row}, {P: 120}))  # type: ignore[arg-type]
     assert found == ({P: 95} if moves_at == 2 else {}) and read.await_count == (moves_at > 0)
+
+
+@pytest.mark.parametrize("known", [None, {}, {copier_id("dr", P): 8}])
+def test_what_others_have_written_behind_what_they_wrote_in_place_of_the_last_copy_is_no_lost_row(
+    monkeypatch: pytest.MonkeyPatch, known: dict[str, int] | None
+) -> None:
+    row = begun_at(90)
+    monkeypatch.setattr(foresight, "followed", AsyncMock(return_value={P: 7}))
+    monkeypatch.setattr(foresight, "last_told", AsyncMock(return_value={P: LastRow(row)}))
+    monkeypatch.setattr(foresight, "transactional_producers", AsyncMock(return_value=known))
+    assert not asyncio.run(foresight._untold_copies(None, "dr", {P: row}, {P: 120}))  # type: ignore[arg-type]
