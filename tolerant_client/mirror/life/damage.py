@@ -145,14 +145,22 @@ async def find_damage(
         damaged |= {p: Damage(text_of(error), 0 if p in anew else None) for p, error in found.items()}
         return dict(sorted(damaged.items()))
     led = {p: end for p, end in copied.items() if p not in damaged and not is_heartbeats(of.topics, p.topic)}
-    ids = await read_ids(None, of.target, {p.topic for p in led})
-    now = {p: ids.get(p.topic, TopicIds()) for p in led}
-    lost = {p: _created_again(of.name, control, p, now[p]) for p in led}
+    damaged |= await created_again(of, control, led)
     if control.producer_ids:
+        ids = await read_ids(None, of.target, {p.topic for p in led})
         logs = await _seen_logs(of.target, of.name, control, led, ids)
-        lost |= {p: damage_of(of.name, control, p, now[p], log) for p, log in logs.items()}
-    damaged |= {p: damage for p, damage in lost.items() if damage is not None}
+        lost = {p: damage_of(of.name, control, p, ids.get(p.topic, TopicIds()), log) for p, log in logs.items()}
+        damaged |= {p: damage for p, damage in lost.items() if damage is not None}
     return dict(sorted(damaged.items()))
+
+
+async def created_again(
+    of: PromotedLink, control: LinkControl, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, Damage]:
+    """The damage of those of these partitions whose topics are other ones now than those that the link had."""
+    now = await read_ids(None, of.target, {p.topic for p in partitions})
+    found = {p: _created_again(of.name, control, p, now.get(p.topic, TopicIds())) for p in partitions}
+    return {p: damage for p, damage in found.items() if damage is not None}
 
 
 def _missing_partitions(

@@ -204,7 +204,7 @@ def find_owners(
                 own.add(p)
         elif _is_claimed(control, p, ids) or p in logs.partitions or p in held and p not in control.had:
             own.add(p)
-        elif p in control.had:
+        elif p in control.had and p.topic not in others.taken:
             continue  # its topic was deleted, and the link's records with it
         elif p.topic in refused:
             of_links[p] = refused[p.topic]

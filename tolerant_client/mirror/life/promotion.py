@@ -13,7 +13,8 @@ Laws, besides those of promotion_steps.py:
 - The groups are rehearsed before anything is written.  Groups that cannot be moved are left and reported.
 - What is lost after a promotion was interrupted no longer blocks it.  The report still names it.
 - A promotion that finishes a failover reports what that one has left behind, too, of the partitions that it has fenced.  Others may
-  have written since to what that one left, or made it anew: it is checked as by a failover (damage.py), and no group is moved past it.
+  have written since to what that one left, or made any of it anew: it is checked as by a failover (damage.py), and no group is moved past
+  the copies.
 
 promotion_blockers.py decides what blocks a promotion; it is pure.  Offsets are half-open and the source's.
 """
@@ -34,7 +35,7 @@ from tolerant_client.errors import OptionError
 from tolerant_client.mirror.engine.circles import link_back, refuse_one_cluster
 from tolerant_client.mirror.engine.preflight import require_same_source
 from tolerant_client.mirror.life.comparison import compare_ends, split
-from tolerant_client.mirror.life.damage import Damage, as_damaged, delete_filler, find_damage
+from tolerant_client.mirror.life.damage import Damage, as_damaged, created_again, delete_filler, find_damage
 from tolerant_client.mirror.life.deleted_copies import deleted_warnings
 from tolerant_client.mirror.life.fence import Fenced
 from tolerant_client.mirror.life.left_behind import promoted_before, shorter, unknown_left, with_left, without_ends
@@ -181,6 +182,7 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
     if scope.leaderless:
         return await _not_fenceable(source, scope, control, is_dry_run=order.is_dry_run)
     of, groups, is_dry_run = scope.of, order.groups, order.is_dry_run
+    before = positions_of(fenced_before(control))
     moving = partial(move_groups, source, target, of.topics, map_of=link if of.is_translated else None)
     if groups is not None and not is_dry_run:
         for left in (await moving(groups, without=scope.of_links, is_dry_run=True)).left:
@@ -224,6 +226,7 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
         moved = None
         if groups is not None:
             limits = {e.partition: e.position or 0 for e in ends if e.partition in damaged}
+            limits |= {**before, **dict.fromkeys(await created_again(of, control, before), 0)}
             moved = await moving(groups, without=owners.left, limits=limits, is_dry_run=not will_do)
         unlike = {**({} if ready.blockers else _untold(of, ends)), **shorter(ends)}
         ends = without_ends(ends, unlike)
@@ -254,13 +257,14 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
     if ready.blockers:
         return report
     report = replace(report, partitions=tuple(await with_left(source, report.partitions, ends)))
-    if not (before := positions_of(fenced_before(control))):
+    if not before:
         return report
     known = replace(control, copied_until=before)
     former = await promoted_before("promote", source, target, link, known, None, is_dry_run=True)
     return replace(
         report,
         partitions=(*former.partitions, *report.partitions),
+        damaged=(*former.damaged, *report.damaged),
         unknown_left=(*former.unknown_left, *report.unknown_left),
     )
 

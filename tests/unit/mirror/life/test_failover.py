@@ -261,7 +261,27 @@ def test_what_was_made_anew_before_a_failover_is_finished_is_no_copy_and_is_not_
     assert text.startswith(
         "topic clicks was deleted and created again on the target: nothing is left there of what link dr"
     )
-    assert command == "failover" or moved.call_args.kwargs["limits"] == {CLICKS: 0}
+    assert command == "failover" or moved.call_args.kwargs["limits"] == {P: 10, CLICKS: 0}
+
+
+def test_a_promotion_moves_no_group_into_what_was_made_anew_since_a_failover_had_fenced_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = PromotionReport("promote", "dr", True, False, (), damaged=("topic orders was deleted and created again",))
+    monkeypatch.setattr(promotion, "promoted_before", AsyncMock(return_value=former))
+    both, ids = LinkTopics.of("orders|clicks"), {P: TopicIds("", "o"), CLICKS: TopicIds("", "c")}
+    world.control = LinkControl(topics=both.to_json(), source_cluster_id="A", producer_ids=(7,), begun=ids)
+    world.ends, world.partitions, world.on_target = ends(10, 10, 10), (P, CLICKS), ("orders", "clicks")
+    world.leaderless, now = (CLICKS,), {"orders": TopicIds("", "o"), "clicks": TopicIds("", "c")}
+    for module in (continued, damage_module, owners_module, promotion_steps):
+        monkeypatch.setattr(module, "read_ids", AsyncMock(return_value=now))
+    assert world.failover(topics=both).exit_code == 3
+    now["orders"], world.leaderless = TopicIds("", "anew"), ()
+    moved = AsyncMock(return_value=GroupsReport((), 0, (), ()))
+    monkeypatch.setattr(promotion, "move_groups", moved)
+    report = world.promote(topics=both)
+    assert report.is_done and report.exit_code == 3 and report.damaged == former.damaged
+    assert moved.call_args.kwargs["limits"] == {P: 0} and world.control.copied_until == {P: 10, CLICKS: 10}
 
 
 @pytest.mark.parametrize("ids", [{}, {CLICKS: TopicIds("", "c")}])

@@ -54,6 +54,18 @@ def test_what_another_link_has_begun_is_left_to_it(control: LinkControl, logs: C
     assert found.texts("dr") == ("orders-0 on the target: not link dr's, and nothing was written there: link X copies",)
 
 
+@pytest.mark.parametrize(
+    "control",
+    [
+        LinkControl(begun={P: TopicIds("", "former")}),
+        LinkControl(adopted={P: 5}, adopted_ids={P: TopicIds("", "former")}),
+    ],
+)
+def test_a_topic_that_was_created_again_is_the_links_that_fills_it_now(control: LinkControl) -> None:
+    assert owners(control, Carried(foreign=ALONE), THEIRS) == Owners(frozenset(), {P: "link X copies"})
+    assert owners(control, Carried(foreign=ALONE)) == owners(control, others=MATCHED) == Owners()
+
+
 def test_what_another_link_may_begin_proves_nothing_against_a_control_that_remembers_no_beginnings() -> None:
     assert owners(OF_01, others=MATCHED).own == ALONE
     assert not owners(BEGUN, others=MATCHED).own
