@@ -223,10 +223,11 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
             damaged = await find_damage(of, knowing, scope.there, positions_of(ends))
             damaged = await delete_filler(target, knowing, damaged) if will_do else damaged
             ends = as_damaged(ends, damaged)
+        anew = await created_again(of, control, before)
         moved = None
         if groups is not None:
             limits = {e.partition: e.position or 0 for e in ends if e.partition in damaged}
-            limits |= {**before, **dict.fromkeys(await created_again(of, control, before), 0)}
+            limits |= {**before, **dict.fromkeys(anew, 0)}
             moved = await moving(groups, without=owners.left, limits=limits, is_dry_run=not will_do)
         unlike = {**({} if ready.blockers else _untold(of, ends)), **shorter(ends)}
         ends = without_ends(ends, unlike)
@@ -243,7 +244,7 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
             damaged=(
                 *map_damage(of),
                 *(text for p, text in of.unlike.items() if p not in damaged),
-                *(found.text for found in damaged.values() if found.text),
+                *(found.text for found in (*anew.values(), *damaged.values()) if found.text),
                 *ready.lost,
                 *(text for p, text in ready.differing.items() if p not in owners.left),
             ),
@@ -264,7 +265,6 @@ async def _promote(order: _Order, source: Cluster, target: Cluster, link: str, c
     return replace(
         report,
         partitions=(*former.partitions, *report.partitions),
-        damaged=(*former.damaged, *report.damaged),
         unknown_left=(*former.unknown_left, *report.unknown_left),
     )
 
