@@ -4,8 +4,8 @@ Laws:
 - One event loop (kafka-python's NetworkSelector) may serve several clusters;
   everything here runs on it, as coroutines.
 - What may be held up has a connection of its own to each node, a lane, so that nothing else ever waits for it: long-polling
-  fetches, other reads of records, and batches of records.  A node that throttles us (KIP-219) reads nothing of the connection that got that response,
-  for as long as the quota takes for all the bytes, however long that is; it reads the others.  What lies there unread it reads
+  fetches, other reads of records, and batches of records.  A node that throttles us (KIP-219) reads nothing of the connection that got
+  that response, for as long as the quota takes for all the bytes, however long that is; it reads the others.  What lies there unread it reads
   when the throttle ends, though the client has died meanwhile.  So batches that a broker may have forgotten by then go on a
   lane of their own, one request at a time (identical/append.py), and so do bare transaction markers, which nothing fences, on some
   that are never throttled (identical/fill.py): a broker exempts responses to them, as those between brokers.

@@ -145,9 +145,9 @@ async def find_damage(
         damaged |= {p: Damage(text_of(error), 0 if p in anew else None) for p, error in found.items()}
         return dict(sorted(damaged.items()))
     led = {p: end for p, end in copied.items() if p not in damaged and not is_heartbeats(of.topics, p.topic)}
-    damaged |= await created_again(of, control, led)
+    ids = await read_ids(None, of.target, {p.topic for p in led})
+    damaged |= _all_created_again(of.name, control, led, ids)
     if control.producer_ids:
-        ids = await read_ids(None, of.target, {p.topic for p in led})
         logs = await _seen_logs(of.target, of.name, control, led, ids)
         lost = {p: damage_of(of.name, control, p, ids.get(p.topic, TopicIds()), log) for p, log in logs.items()}
         damaged |= {p: damage for p, damage in lost.items() if damage is not None}
@@ -158,8 +158,15 @@ async def created_again(
     of: PromotedLink, control: LinkControl, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, Damage]:
     """The damage of those of these partitions whose topics are other ones now than those that the link had."""
-    now = await read_ids(None, of.target, {p.topic for p in partitions})
-    found = {p: _created_again(of.name, control, p, now.get(p.topic, TopicIds())) for p in partitions}
+    ids = await read_ids(None, of.target, {p.topic for p in partitions}) if partitions else {}
+    return _all_created_again(of.name, control, partitions, ids)
+
+
+def _all_created_again(
+    link: str, control: LinkControl, partitions: Iterable[TopicPartition], ids: Mapping[str, TopicIds]
+) -> dict[TopicPartition, Damage]:
+    """As created_again, with the ids that the topics have now.  Pure."""
+    found = {p: _created_again(link, control, p, ids.get(p.topic, TopicIds())) for p in partitions}
     return {p: damage for p, damage in found.items() if damage is not None}
 
 

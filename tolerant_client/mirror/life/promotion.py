@@ -146,8 +146,8 @@ class _Order:
 class _Scope:
     """The partitions of a promotion: those `to_fence`, of which the target has some `alone`, and the source's `on_source`.
 
-    Those that are `there` are on the target.  It lacks those that are `lacking`, and the source has deleted those that are `gone`.  `of_links` are other links', and
-    so are the lacking ones that are `unmade`, and why.  Those that are `leaderless` cannot be fenced now.
+    Those that are `there` are on the target.  It lacks those that are `lacking`, and the source has deleted those that are `gone`.
+    `of_links` are other links', and so are the lacking ones that are `unmade`, and why.  Those that are `leaderless` cannot be fenced now.
     """
 
     of: PromotedLink

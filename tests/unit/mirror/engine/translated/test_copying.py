@@ -640,6 +640,11 @@ def test_what_was_left_open_is_aborted_before_more_is_copied(world: World) -> No
     """The log has lost the marker that aborted it: the next commit would commit it, too."""
     world.log, world.left_open = [batch(n) for n in range(2)], True
     opened: list[bool] = []
-    world.code = lambda header, data: opened.append(world.left_open) or 0  # type: ignore[func-returns-value]
+
+    def code(header: BatchHeader, data: memoryview) -> int:
+        opened.append(world.left_open)
+        return 0
+
+    world.code = code
     world.run(lambda: len(world.copied) == 2)
     assert world.copied == keys(2) and world.reads == 2 and not any(opened)

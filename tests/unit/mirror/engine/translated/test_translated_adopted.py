@@ -1002,7 +1002,8 @@ def test_a_copy_that_the_map_tells_of_by_now_or_is_about_to_is_no_lost_row(
     producers = AsyncMock(return_value={copier_id("dr", P): 7})
     monkeypatch.setattr(foresight, "transactional_producers", producers)
     monkeypatch.setattr(foresight, "last_told", AsyncMock(side_effect=[{P: last} if last else {} for last in told]))
-    found = asyncio.run(foresight._untold_copies(None, "dr", {P: row}, {P: 120}))  # type: ignore[arg-type]
+    target: Any = None
+    found = asyncio.run(foresight._untold_copies(target, "dr", {P: row}, {P: 120}))
     assert found == ({P: 95} if moves_at == 2 else {}) and read.await_count == (moves_at > 0)
 
 
@@ -1014,4 +1015,5 @@ def test_what_others_have_written_behind_what_they_wrote_in_place_of_the_last_co
     monkeypatch.setattr(foresight, "followed", AsyncMock(return_value={P: 7}))
     monkeypatch.setattr(foresight, "last_told", AsyncMock(return_value={P: LastRow(row)}))
     monkeypatch.setattr(foresight, "transactional_producers", AsyncMock(return_value=known))
-    assert not asyncio.run(foresight._untold_copies(None, "dr", {P: row}, {P: 120}))  # type: ignore[arg-type]
+    target: Any = None
+    assert not asyncio.run(foresight._untold_copies(target, "dr", {P: row}, {P: 120}))
